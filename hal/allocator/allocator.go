@@ -1,0 +1,275 @@
+package allocator
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/halyard-go/halyard/hal/memory"
+	"github.com/halyard-go/halyard/hal/queue"
+)
+
+// Allocator is one layer of a stack. Implementations are safe for concurrent use.
+//
+// Every layer keeps these rules:
+//
+//   - No driver call, user function or log line under a lock, and no waiting at all.
+//   - What it frees to its base it frees with the block's frontier. A layer that
+//     loses it passes the zero Frontier, which is slow but never wrong.
+//   - A failure leaves every count and list as it was. Free never fails for want of
+//     memory.
+//   - Sizes are never adjusted silently: a block is at least what was asked, its
+//     Size is what was granted, and statistics and limits count granted bytes.
+//   - It never closes its base; the stack closes the layers, outermost first.
+type Allocator interface {
+	// Allocate returns a block of at least r.Size bytes at r's alignment, and the
+	// frontier after which it may be touched: usable by r.Queue ([Request.Reuse]
+	// says so) unless the layer keeps no account of time. With another outcome than
+	// OK nothing was taken. r.Size is positive; the stack has checked r.
+	Allocate(r Request) (Block, queue.Frontier, Outcome)
+	// Free takes back what Allocate returned: nothing touches it after the frontier.
+	// It is OK, or Stale, Foreign or Busy, and then nothing happened.
+	Free(b Block, after queue.Frontier) Outcome
+	// Trim gives idle memory of this layer back to its base until at most keep bytes
+	// stay idle, and returns how much it gave. It doesn't trim its base.
+	Trim(keep memory.Bytes) memory.Bytes
+	// Stats returns the layer's figures at one moment.
+	Stats() Stats
+	// Close gives all idle memory back. What is live stays the holder's to free.
+	Close() error
+}
+
+// Outcome is the answer of the hot path. It is not an error: the stack makes one
+// where a caller must be told.
+type Outcome uint8
+
+// The outcomes.
+const (
+	OK          Outcome = iota
+	NeedsWait           // memory that would serve is pending: after the frontier returned, ask again
+	OverLimit           // a limit stands in the way
+	Exhausted           // the device has no room
+	TooLarge            // no device of this kind could serve it: size and alignment overflow or pass a maximum
+	Unsupported         // the heap or the usage is not served here
+	Stale               // the handle was released before
+	Foreign             // the handle isn't this stack's
+	Busy                // the block is mapped or otherwise pinned
+	Lost                // the device is lost
+)
+
+var outcomeNames = [...]string{"ok", "needs wait", "over limit", "exhausted", "too large", "unsupported", "stale", "foreign", "busy", "lost"}
+
+func (o Outcome) String() string {
+	if int(o) < len(outcomeNames) {
+		return outcomeNames[o]
+	}
+	return fmt.Sprintf("outcome(%d)", uint8(o))
+}
+
+// Request is what is asked of an allocator: a plain value of four words, handed
+// down the stack as it is or with one field changed.
+type Request struct {
+	Size memory.Bytes
+	Kind Kind
+	Who  Who
+	Pass uint64 // the scope's pass the request belongs to, or 0
+}
+
+// Who says on whose behalf a request is made.
+type Who struct {
+	Queue queue.ID // the queue whose next operation gets the memory; 0: the host, at once
+	Tag   Tag
+}
+
+// Tag is an interned label of a buffer's purpose or owner; 0 is no tag. See
+// [InternTag].
+type Tag uint32
+
+// Kind is a request's heap, alignment, usage, access and flags in one word.
+//
+//	bits  0-3  heap     4-9  log2 of the alignment   10-33 usage
+//	     34-41 access  42-63 flags
+type Kind uint64
+
+// Flags of a Kind: which reuse of memory still in flight the request allows
+// beyond that of its own queue's.
+const (
+	NoOrdered  Kind = 1 << (42 + iota) // not what its queue is known to come after
+	NoPolled                           // not what a poll finds to be reached
+	MayWait                            // also with a wait added to its operation
+	NoSubAlloc                         // a block of its own, not part of a larger one
+)
+
+const (
+	alignShift, usageShift, accessShift = 4, 10, 34
+	heapMask, alignMask                 = 1<<4 - 1, 1<<6 - 1
+	usageMask, accessMask               = 1<<24 - 1, 1<<8 - 1
+	// MaxHeaps is how many heaps a device can have.
+	MaxHeaps = 16
+)
+
+// MakeKind packs a kind. align must be a power of two.
+func MakeKind(heap int, align memory.Bytes, usage memory.Usage, access memory.Access, flags Kind) Kind {
+	log := Kind(bits.TrailingZeros64(uint64(align))) & alignMask
+	return Kind(heap)&heapMask | log<<alignShift | (Kind(usage)&usageMask)<<usageShift | (Kind(access)&accessMask)<<accessShift | flags
+}
+
+// Heap is the index of the heap.
+func (k Kind) Heap() int { return int(k & heapMask) }
+
+// Align is the alignment, a power of two.
+func (k Kind) Align() memory.Bytes { return 1 << (k >> alignShift & alignMask) }
+
+// Usage is what the memory will be used for.
+func (k Kind) Usage() memory.Usage { return memory.Usage(k >> usageShift & usageMask) }
+
+// Access is how the memory will be accessed.
+func (k Kind) Access() memory.Access { return memory.Access(k >> accessShift & accessMask) }
+
+// Reuse says on what ground a free block may be handed to a request.
+type Reuse uint8
+
+// The grounds, best first.
+const (
+	ReuseSame    Reuse = iota // freed on the request's own queue, or never used
+	ReuseOrdered              // the queue is known to come after its uses
+	ReusePolled               // its uses are reached
+	ReuseWait                 // not yet: a wait must be added, which the request allows
+	ReuseNo                   // not now
+)
+
+// Reuse says whether memory guarded by f may be handed to r, and why. The common
+// case, the same queue, is a comparison. It polls no driver: what it knows of
+// other queues is what the last poll found.
+func (r *Request) Reuse(f queue.Frontier) Reuse {
+	if f.On(r.Who.Queue) || f == queue.ReadyNow() {
+		return ReuseSame
+	}
+	return r.reuse(f)
+}
+
+func (r *Request) reuse(f queue.Frontier) Reuse {
+	switch {
+	case r.Kind&NoOrdered == 0 && queue.Ordered(r.Who.Queue, f):
+		return ReuseOrdered
+	case r.Who.Queue == 0 || r.Kind&(NoPolled|NoOrdered) == 0:
+		if queue.Usable(r.Who.Queue, f) { // parts ordered, parts reached
+			return ReusePolled
+		}
+	case r.Kind&NoPolled == 0:
+		if f.Reached() {
+			return ReusePolled
+		}
+	}
+	if r.Kind&MayWait != 0 && r.Who.Queue != 0 && f.Waitable() {
+		return ReuseWait
+	}
+	return ReuseNo
+}
+
+// Block is a piece of device memory as layers trade it: a plain value of four words.
+type Block struct {
+	Addr   uint64
+	Size   memory.Bytes // granted
+	Keeper *Keeper      // what minted it; nil for a block of no bytes
+	ID     uint64       // which of the keeper's, and which of its lives
+}
+
+// Keeper is what mints blocks: one a layer or a shard of a layer, never one a block.
+type Keeper struct {
+	Owner  any // what the environment of the stack was given: the device
+	Index  uint32
+	Ledger Ledger
+}
+
+// Ledger answers for the blocks that a keeper minted, by ID. [Slots] is one.
+type Ledger interface {
+	// Use records that what is done up to after touches the block.
+	Use(id uint64, after queue.Frontier) Outcome
+	// Info describes a live block.
+	Info(id uint64) (Info, Outcome)
+	// Pin adds n (1 or -1) to the count of what keeps the block from being released.
+	Pin(id uint64, n int) Outcome
+	// Claim makes the handle stale in favour of the one returned, for a release that
+	// takes effect later. Busy if the block is pinned.
+	Claim(id uint64) (uint64, Outcome)
+	// Unclaim makes the handle before Claim good again.
+	Unclaim(id uint64)
+}
+
+// Info is what a keeper knows of a live block.
+type Info struct {
+	Asked memory.Bytes // as requested
+	Kind  Kind
+	Tag   Tag
+	Pins  int
+	Uses  queue.Frontier // after what is known to touch it
+}
+
+// Stats are the figures of one layer. Bytes are granted bytes. A count covers the
+// layer's whole life; nothing goes below zero.
+type Stats struct {
+	Allocs, Frees, Failed uint64 // requests served, blocks taken back, requests refused
+
+	Live, PeakLive memory.Bytes // handed out
+	Held, PeakHeld memory.Bytes // taken from below: live and idle
+	Idle           memory.Bytes // held for later requests
+	Pending        memory.Bytes // the part of idle, or of what is to be given back, that is still in use by the device
+	LargestFree    memory.Bytes // largest request that idle memory could serve if it were ready
+	Blocks         uint64       // pieces of idle memory
+
+	Hits, Misses, Evicted uint64    // served from idle memory; from below; idle blocks given back for want of room
+	Reused                [4]uint64 // hits by ground: Reuse as index
+
+	SourceAllocs, SourceFrees uint64 // driver calls that take and give memory (sources only)
+	Maps, Unmaps              uint64 // driver calls that map and unmap pages
+	Created, Released         uint64 // pages taken from and given back to the driver
+}
+
+// Idler is the capability of a layer whose idle memory may still be pending.
+type Idler interface {
+	// Pending yields idle memory that waits for its frontier, oldest first, until
+	// yield returns false. yield must not call back into the layer.
+	Pending(yield func(after queue.Frontier, size memory.Bytes) bool)
+}
+
+// LiveLister is the capability of listing what a layer has handed out, for the
+// report of leaks and to free them. [Slots.Live] does it.
+type LiveLister interface {
+	// Live yields the handles that are out until yield returns false. yield may call
+	// back into the layer.
+	Live(yield func(b Block, i Info) bool)
+}
+
+// PeakResetter is the capability of resetting peaks to the present values.
+type PeakResetter interface{ ResetPeaks() }
+
+// Passer is implemented by a layer that lets capabilities of its base through.
+// A layer without it hides them all, which is right for any layer that counts or
+// changes memory.
+type Passer interface {
+	// Pass returns the allocator to ask next for the capability, given as a nil
+	// pointer to its interface type, or nil to hide it:
+	//
+	//	switch capability.(type) {
+	//	case *allocator.VirtualMemory: return nil // memory would go past this layer
+	//	default: return l.base
+	//	}
+	Pass(capability any) Allocator
+}
+
+// As finds the outermost layer from a inwards that provides capability T, asking
+// each layer on the way whether it lets the question through.
+func As[T any](a Allocator) (T, bool) {
+	for a != nil {
+		if v, ok := a.(T); ok {
+			return v, true
+		}
+		p, ok := a.(Passer)
+		if !ok {
+			break
+		}
+		a = p.Pass((*T)(nil))
+	}
+	var none T
+	return none, false
+}

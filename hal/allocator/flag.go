@@ -1,0 +1,102 @@
+package allocator
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+)
+
+// EnvironmentVariable names the stack where no flag does.
+const EnvironmentVariable = "HALYARD_DEVICE_ALLOCATOR"
+
+// Flag is the --device_allocator flag: a repeatable flag.Value, and pflag.Value,
+// of allocator specs, innermost first. Make it with [Registry.Flag].
+type Flag struct {
+	registry *Registry
+	specs    []string
+}
+
+// Flag returns a flag whose values are checked against r when they are set.
+func (r *Registry) Flag() *Flag { return &Flag{registry: r} }
+
+// Set adds a spec. The value help, or NAME:help, is a [*HelpRequest], whose text is
+// what was asked for.
+func (f *Flag) Set(text string) error {
+	if _, err := f.registry.parse([]string{text}); err != nil {
+		return err
+	}
+	f.specs = append(f.specs, text)
+	return nil
+}
+
+// String is the specs joined.
+func (f *Flag) String() string {
+	if f == nil {
+		return ""
+	}
+	return strings.Join(f.specs, "+")
+}
+
+// Type is the type's name in help.
+func (f *Flag) Type() string { return "spec" }
+
+// Get returns the specs; it makes Flag a flag.Getter.
+func (f *Flag) Get() any { return f.specs }
+
+// Usage is a line of help for the flag.
+func (f *Flag) Usage() string {
+	return "allocator stack, innermost first, as NAME[:OPTIONS]; repeatable, or joined by '+'; \"help\" lists them (environment: " + EnvironmentVariable + ")"
+}
+
+// Specs returns the stack asked for: the flag's, else that of the environment
+// variable HALYARD_DEVICE_ALLOCATOR, else none, which means the default. This is
+// the only place where Halyard reads the environment.
+func (f *Flag) Specs() ([]string, error) {
+	if len(f.specs) > 0 {
+		return f.specs, nil
+	}
+	text := os.Getenv(EnvironmentVariable)
+	if text == "" {
+		return nil, nil
+	}
+	if _, err := f.registry.parse([]string{text}); err != nil {
+		return nil, fmt.Errorf("%s: %w", EnvironmentVariable, err)
+	}
+	return []string{text}, nil
+}
+
+// HelpRequest is the error of a spec that asks for help. Its text is the help: a
+// program that offers the flag prints it and exits 0.
+type HelpRequest struct {
+	registry *Registry
+	layer    string
+}
+
+func (h *HelpRequest) Error() string {
+	var b strings.Builder
+	if l, ok := h.registry.Get(h.layer); ok {
+		l.Table.Help(&b)
+	} else {
+		h.registry.Help(&b)
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// Help lists the layers, a line each, and the grammar.
+func (r *Registry) Help(w io.Writer) {
+	fmt.Fprintln(w, "--device_allocator=NAME[:OPTIONS], repeatable, innermost first; or one value NAME[:OPTIONS]+NAME[:OPTIONS]…")
+	fmt.Fprintln(w, "The first may be a source; without one the device's best is used. Default: block.")
+	fmt.Fprintln(w)
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, l := range r.Layers() {
+		kind := "layer"
+		if l.Source {
+			kind = "source"
+		}
+		fmt.Fprintf(tw, "  %s\t%s\t%s\n", l.Table.Name, kind, l.Table.Summary)
+	}
+	_ = tw.Flush()
+	fmt.Fprintln(w, "\nNAME:help shows a layer's options.")
+}

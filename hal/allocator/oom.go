@@ -1,0 +1,219 @@
+package allocator
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/halyard-go/halyard/hal/memory"
+	"github.com/halyard-go/halyard/hal/queue"
+)
+
+var (
+	// ErrOutOfMemory matches every [*OOMError].
+	ErrOutOfMemory = errors.New("out of memory")
+	// ErrTooLarge says that no device of this kind could serve the size at the alignment.
+	ErrTooLarge = errors.New("request too large")
+	// ErrUnsupported says that the heap or the usage is not served.
+	ErrUnsupported = errors.New("not supported")
+	// ErrReleased is what a handle gets that was released before.
+	ErrReleased = errors.New("buffer was released")
+	// ErrForeign is what a handle gets that belongs to another device or to none.
+	ErrForeign = errors.New("buffer belongs to another device")
+	// ErrBusy is what a release gets while the buffer is mapped or otherwise pinned.
+	ErrBusy = errors.New("buffer is in use by the host (mapped)")
+	// ErrLost matches errors after the loss of the device.
+	ErrLost = queue.ErrLost
+	// ErrClosed is what a closed stack returns.
+	ErrClosed = errors.New("device is closed")
+)
+
+// Err is the error that o stands for, or nil for OK. It is for callers at the
+// edge; a failed allocation has an [*OOMError] instead.
+func (o Outcome) Err() error {
+	switch o {
+	case OK:
+		return nil
+	case NeedsWait, OverLimit, Exhausted:
+		return ErrOutOfMemory
+	case TooLarge:
+		return ErrTooLarge
+	case Unsupported:
+		return ErrUnsupported
+	case Stale:
+		return ErrReleased
+	case Foreign:
+		return ErrForeign
+	case Busy:
+		return ErrBusy
+	case Lost:
+		return ErrLost
+	}
+	return fmt.Errorf("allocator: unknown %v", o)
+}
+
+// Unknown is a figure of an [OOMError] that could not be read.
+const Unknown memory.Bytes = -1
+
+// OOMError says why an allocation failed, with the figures at that moment. It
+// matches [ErrOutOfMemory] and unwraps to the driver's error, or the context's, if
+// one had a part in it.
+type OOMError struct {
+	Device string       `json:"device"`
+	Heap   string       `json:"heap"`
+	Queue  queue.ID     `json:"queue"` // 0: the host
+	Tag    string       `json:"tag,omitempty"`
+	Asked  memory.Bytes `json:"asked_bytes"`
+	Align  memory.Bytes `json:"align_bytes"`
+
+	Live        memory.Bytes `json:"live_bytes"`         // handed out by the outermost layer
+	Cached      memory.Bytes `json:"cached_bytes"`       // held from the driver, not handed out, ready
+	Pending     memory.Bytes `json:"pending_bytes"`      // not handed out, still in use by issued work
+	Unsignalled memory.Bytes `json:"unsignalled_bytes"`  // released behind work that nobody has signalled
+	LargestFree memory.Bytes `json:"largest_free_bytes"` // largest piece of idle memory
+	Held        memory.Bytes `json:"held_bytes"`         // taken from the driver
+
+	DriverFree  memory.Bytes `json:"driver_free_bytes"`  // Unknown if it could not be read
+	DriverTotal memory.Bytes `json:"driver_total_bytes"` // Unknown if it could not be read
+
+	StoppedBy string `json:"stopped_by"` // the limit or the driver
+	Rungs     []Rung `json:"rungs"`      // what was tried, and what it gained
+	Stack     string `json:"stack"`      // the effective stack
+	Advice    string `json:"advice"`
+	Cause     error  `json:"-"`
+}
+
+// Is makes every OOMError match [ErrOutOfMemory].
+func (e *OOMError) Is(target error) bool { return target == ErrOutOfMemory }
+
+func (e *OOMError) Unwrap() error { return e.Cause }
+
+// Error fits one screen; its last line is advice.
+func (e *OOMError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "out of memory: %s asked of heap %s of %s", e.Asked.Human(), e.Heap, e.Device)
+	if e.Queue != 0 {
+		fmt.Fprintf(&b, " for queue %d", e.Queue)
+	}
+	if e.Tag != "" {
+		fmt.Fprintf(&b, " by %q", e.Tag)
+	}
+	if e.Align > 256 {
+		fmt.Fprintf(&b, ", aligned to %v", e.Align)
+	}
+	fmt.Fprintf(&b, "\n  live %s, held %s: cached %s, pending %s, largest free %s",
+		e.Live.Human(), e.Held.Human(), e.Cached.Human(), e.Pending.Human(), e.LargestFree.Human())
+	if e.Unsignalled > 0 {
+		fmt.Fprintf(&b, "\n  %s behind unsignalled work: its release was submitted but waits for a signal that nobody has submitted", e.Unsignalled.Human())
+	}
+	fmt.Fprintf(&b, "\n  driver: %s free of %s", orUnknown(e.DriverFree), orUnknown(e.DriverTotal))
+	fmt.Fprintf(&b, "\n  stopped by %s", e.StoppedBy)
+	if e.Cause != nil {
+		fmt.Fprintf(&b, ": %v", e.Cause)
+	}
+	b.WriteString("\n  tried:")
+	if len(e.Rungs) == 0 {
+		b.WriteString(" nothing")
+	}
+	for _, r := range e.Rungs {
+		fmt.Fprintf(&b, " %s (gained %s, %v)", r.Name, r.Gained.Human(), r.Took.Round(time.Microsecond))
+	}
+	fmt.Fprintf(&b, "\n  stack %s", e.Stack)
+	fmt.Fprintf(&b, "\n  advice: %s", e.Advice)
+	return b.String()
+}
+
+func orUnknown(n memory.Bytes) string {
+	if n == Unknown {
+		return "unknown"
+	}
+	return n.Human()
+}
+
+// LastErrorer is the capability of a layer that can say what its last refusal was
+// about: the driver's own error, or the limit that was hit.
+type LastErrorer interface{ LastError() error }
+
+// refusal is the error of a request that no amount of memory would serve.
+func (s *Stack) refusal(r Request, o Outcome) error {
+	err := o.Err()
+	if o == Lost {
+		if cause := s.lastError(); cause != nil {
+			return cause
+		}
+	}
+	return fmt.Errorf("%v at alignment %v of heap %s: %w", r.Size, r.Kind.Align(), s.heapName(r), err)
+}
+
+func (s *Stack) heapName(r Request) string {
+	if i := r.Kind.Heap(); i < len(s.env.Heaps) {
+		return s.env.Heaps[i].Name
+	}
+	return fmt.Sprintf("#%d", r.Kind.Heap())
+}
+
+func (s *Stack) lastError() error {
+	for i := len(s.layers) - 1; i >= 0; i-- {
+		if l, ok := s.layers[i].Allocator.(LastErrorer); ok {
+			if err := l.LastError(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// oom gathers the figures of a failure. A figure that can't be read is unknown
+// and never breaks the report.
+func (s *Stack) oom(l *ladder) *OOMError {
+	e := &OOMError{
+		Device: s.env.Device.Info().Name, Heap: s.heapName(l.r), Queue: l.r.Who.Queue, Tag: l.r.Who.Tag.String(),
+		Asked: l.r.Size, Align: l.r.Kind.Align(),
+		Unsignalled: s.unsent(), DriverFree: Unknown, DriverTotal: Unknown,
+		Rungs: l.rungs, Stack: s.String(), Cause: l.cause,
+	}
+	for i, st := range s.Stats() { // outermost first
+		if i == 0 {
+			e.Live = st.Live
+		}
+		e.Pending += st.Pending
+		e.LargestFree = max(e.LargestFree, st.LargestFree)
+		e.Held = st.Held
+	}
+	e.Cached = max(0, e.Held-e.Live-e.Pending)
+	if free, total, err := s.env.Device.MemInfo(l.r.Kind.Heap()); err == nil {
+		e.DriverFree, e.DriverTotal = free, total
+	}
+	if e.Cause == nil {
+		e.Cause = s.lastError()
+	}
+	e.StoppedBy = "the driver"
+	if l.outcome == OverLimit {
+		e.StoppedBy = "a limit"
+	}
+	if l.cause != nil {
+		e.StoppedBy = "the caller's context, while waiting for pending frees"
+	}
+	e.Advice = advice(e, l.outcome)
+	return e
+}
+
+// advice chooses one line from the figures.
+func advice(e *OOMError, o Outcome) string {
+	switch {
+	case e.Unsignalled >= e.Asked:
+		return "memory enough was released behind signals that were not submitted: submit them before allocating, or free earlier"
+	case o == OverLimit:
+		return fmt.Sprintf("capped: raise the limit in %q, or release memory", e.Stack)
+	case e.DriverTotal != Unknown && e.Asked > e.DriverTotal:
+		return fmt.Sprintf("the request is larger than the device: %s of %s", e.Asked.Human(), e.DriverTotal.Human())
+	case e.Pending >= e.Asked:
+		return "memory enough is pending: allow a longer wait (context), or let queues finish before allocating"
+	case e.Cached+max(0, e.DriverFree) >= e.Asked && e.LargestFree < e.Asked:
+		return "fragmented: enough is free but not in one piece; use block over vmm (pages can move), or allocate long-lived buffers first"
+	case e.DriverTotal != Unknown && e.DriverFree != Unknown && e.DriverTotal-e.DriverFree-e.Held >= e.Asked:
+		return fmt.Sprintf("held by others: %s of the device is in use outside this stack", (e.DriverTotal - e.DriverFree - e.Held).Human())
+	}
+	return "full: release buffers, use smaller batches, or a larger device"
+}

@@ -1,0 +1,143 @@
+package hal
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/halyard-go/halyard/hal/allocator"
+	"github.com/halyard-go/halyard/hal/queue"
+)
+
+// Close ends the device: it refuses new work, fails operations that wait for what
+// nobody will signal, lets what is issued finish, frees what was not released (and
+// reports it as a [LeakError]), gives all memory back and closes the driver.
+//
+// ctx bounds the waiting for issued work. If it ends first, Close returns its error
+// with the device still closing: memory in use can't be given back. Call Close
+// again to go on. After a device is lost Close waits for nothing. Idempotent: once
+// it has succeeded it returns nil.
+func (d *Device) Close(ctx context.Context) error {
+	d.closeMu.Lock()
+	defer d.closeMu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closing.Store(true)
+	queues := d.Queues()
+	lost := slices.ContainsFunc(queues, func(q *Queue) bool { return q.queue.Lost() != nil })
+	if !lost {
+		if err := d.settle(ctx, queues); err != nil {
+			return fmt.Errorf("hal: close: work is still running: %w", err)
+		}
+	}
+	for _, q := range queues {
+		q.queue.Close()
+		if lost {
+			q.queue.Abandon()
+		} else if err := q.queue.Drain(ctx); err != nil {
+			return fmt.Errorf("hal: close: work is still running: %w", err)
+		}
+	}
+	if err := d.released(ctx); err != nil {
+		return fmt.Errorf("hal: close: imported memory is still in use: %w", err)
+	}
+	leak := d.freeLeaks()
+	_, err := d.stack.Trim(ctx, 0, !lost)
+	errs := []error{leak, err, d.stack.Close(), d.driver.Close()}
+	d.closed = true
+	return errors.Join(errs...)
+}
+
+// settle waits until nothing is in flight and nothing that is deferred can still be
+// issued by what was in flight.
+func (d *Device) settle(ctx context.Context, queues []*Queue) error {
+	// Whoever retires an operation issues what it allows right after, on its own
+	// goroutine: "idle" is believed when it has held for a moment.
+	for calm := 0; calm < 3; {
+		busy := false
+		for _, q := range queues {
+			if !q.queue.Issued().Reached() {
+				busy = true
+				if err := q.queue.Drain(ctx); err != nil && q.queue.Lost() == nil {
+					return err
+				}
+			}
+		}
+		deferred := slices.ContainsFunc(queues, func(q *Queue) bool { return q.queue.Deferred() > 0 && q.queue.Lost() == nil })
+		switch {
+		case !deferred && !busy:
+			return nil
+		case busy:
+			calm = 0
+		default:
+			calm++
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// released waits for the release callbacks of imported memory that was released.
+func (d *Device) released(ctx context.Context) error {
+	live := 0
+	d.own.Live(func(allocator.Block, allocator.Info) bool { live++; return true })
+	done := make(chan struct{})
+	if live > 0 { // what is leaked is freed below; its callbacks are run then
+		close(done)
+	} else {
+		go func() { d.imports.Wait(); close(done) }()
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// freeLeaks frees what is live and describes it, or returns nil.
+func (d *Device) freeLeaks() error {
+	leak := &LeakError{}
+	byTag := map[allocator.Tag]*TagLeak{}
+	note := func(i allocator.Info) {
+		leak.Buffers++
+		leak.Bytes += i.Asked
+		t := byTag[i.Tag]
+		if t == nil {
+			t = &TagLeak{Tag: i.Tag.String()}
+			byTag[i.Tag] = t
+		}
+		t.Buffers++
+		t.Bytes += i.Asked
+	}
+	unpin := func(b allocator.Block, i allocator.Info) {
+		if i.Pins > 0 {
+			b.Keeper.Ledger.Pin(b.ID, -i.Pins)
+		}
+	}
+	d.own.Live(func(b allocator.Block, i allocator.Info) bool {
+		unpin(b, i)
+		if d.freeOwn(b, queue.ReadyNow()) == nil {
+			note(i)
+		}
+		return true
+	})
+	d.stack.FreeLive(func(b allocator.Block, i allocator.Info) {
+		unpin(b, i)
+		note(i)
+	})
+	if leak.Buffers == 0 {
+		return nil
+	}
+	for _, t := range byTag {
+		leak.ByTag = append(leak.ByTag, *t)
+	}
+	slices.SortFunc(leak.ByTag, func(a, b TagLeak) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Tag, b.Tag))
+	})
+	return leak
+}
