@@ -42,14 +42,16 @@ func (d *Device) Close(ctx context.Context) error {
 			return fmt.Errorf("hal: close: work is still running: %w", err)
 		}
 	}
-	if err := d.released(ctx); err != nil {
-		return fmt.Errorf("hal: close: imported memory is still in use: %w", err)
+	if leak := d.freeLeaks(); leak != nil {
+		d.leak = leak
 	}
-	leak := d.freeLeaks()
+	if err := d.callbacks(ctx); err != nil {
+		return fmt.Errorf("hal: close: a release callback of imported memory is still running: %w", err)
+	}
 	_, err := d.stack.Trim(ctx, 0, !lost)
-	errs := []error{leak, err, d.stack.Close(), d.driver.Close()}
+	err = errors.Join(d.leak, err, d.stack.Close(), d.driver.Close())
 	d.closed = true
-	return errors.Join(errs...)
+	return err
 }
 
 // settle waits until nothing is in flight and nothing that is deferred can still be
@@ -81,16 +83,10 @@ func (d *Device) settle(ctx context.Context, queues []*Queue) error {
 	return nil
 }
 
-// released waits for the release callbacks of imported memory that was released.
-func (d *Device) released(ctx context.Context) error {
-	live := 0
-	d.own.Live(func(allocator.Block, allocator.Info) bool { live++; return true })
+// callbacks waits for the release callbacks of imported memory.
+func (d *Device) callbacks(ctx context.Context) error {
 	done := make(chan struct{})
-	if live > 0 { // what is leaked is freed below; its callbacks are run then
-		close(done)
-	} else {
-		go func() { d.imports.Wait(); close(done) }()
-	}
+	go func() { d.imports.Wait(); close(done) }()
 	select {
 	case <-done:
 		return nil

@@ -37,8 +37,9 @@ type Device struct {
 	mu     sync.Mutex // guards queues; taken before any queue's lock
 	queues []*Queue
 
-	closeMu sync.Mutex // one Close at a time; taken before all others
+	closeMu sync.Mutex // guards the rest; taken before all others
 	closed  bool
+	leak    error // what Close has found so far
 }
 
 // owned is what a device keeps of a buffer that isn't the stack's.
@@ -382,4 +383,3 @@ func (d *Device) unsent() (n Bytes) {
 	}
 	return n
 }
-

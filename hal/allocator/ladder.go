@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/halyard-go/halyard/hal/memory"
@@ -96,6 +97,9 @@ func (s *Stack) Slow(ctx context.Context, r Request, b Block, f queue.Frontier, 
 			l.wish = f
 		}
 		if !l.climb() {
+			if errors.Is(l.cause, ErrLost) {
+				return Block{}, queue.Frontier{}, l.cause
+			}
 			return Block{}, queue.Frontier{}, s.oom(&l)
 		}
 		b, f, o = s.top.Allocate(r)

@@ -135,6 +135,10 @@ func (s *Slots[T]) TakeLocked(b Block, after queue.Frontier) (uint32, queue.Fron
 // ReadyLocked is the frontier of a free block: what TakeLocked returned.
 func (s *Slots[T]) ReadyLocked(i uint32) queue.Frontier { return s.At(i).ready }
 
+// SetReadyLocked sets the frontier of a free block: of one that was split off or
+// merged, or came from below.
+func (s *Slots[T]) SetReadyLocked(i uint32, f queue.Frontier) { s.At(i).ready = f }
+
 // DropLocked gives slot i up, for a block that is no longer the layer's. Its
 // handles stay stale.
 func (s *Slots[T]) DropLocked(i uint32) {

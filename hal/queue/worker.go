@@ -94,7 +94,7 @@ func (w *Worker) nextLocked(x *work) (ok bool, err error) {
 }
 
 func (w *Worker) perform(x *work, err error) error {
-	if err != nil || x.op.marker() {
+	if err != nil || x.op.marker() || w.queue.lost.Load() != nil {
 		return err
 	}
 	return w.device.Run(&x.op)

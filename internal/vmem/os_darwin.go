@@ -1,0 +1,5 @@
+package vmem
+
+import "golang.org/x/sys/unix"
+
+const mapNoReserve = unix.MAP_NORESERVE
