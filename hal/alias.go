@@ -1,6 +1,8 @@
 package hal
 
 import (
+	"context"
+
 	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/driver"
 	"github.com/halyard-go/halyard/hal/memory"
@@ -71,3 +73,11 @@ func ReadyNow() Frontier { return queue.ReadyNow() }
 
 // InternTag returns the tag of a label. Keep it: the look-up takes a lock.
 func InternTag(label string) Tag { return allocator.InternTag(label) }
+
+// WithTag returns a context whose allocations carry the tag.
+func WithTag(ctx context.Context, t Tag) context.Context { return allocator.WithTag(ctx, t) }
+
+// FenceOf is the fence of one value of s, as s.At(value). It also makes the compiler
+// carry At's body along in this package, so that callers of either get the fence on
+// their stack.
+func FenceOf(s *Semaphore, value uint64) Fence { return s.At(value) }

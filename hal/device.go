@@ -260,7 +260,7 @@ type Stats struct {
 }
 
 // Source is the innermost layer: what was asked of the driver.
-func (s *Stats) Source() LayerStats { return s.Layers[len(s.Layers)-1] }
+func (s Stats) Source() LayerStats { return s.Layers[len(s.Layers)-1] }
 
 // Stats returns the figures of every layer.
 func (d *Device) Stats() Stats {

@@ -173,9 +173,10 @@ func (s *Stack) oom(l *ladder) *OOMError {
 		Unsignalled: s.unsent(), DriverFree: Unknown, DriverTotal: Unknown,
 		Rungs: l.rungs, Stack: s.String(), Cause: l.cause,
 	}
-	for i, st := range s.Stats() { // outermost first
-		if i == 0 {
-			e.Live = st.Live
+	counted := false
+	for _, st := range s.Stats() { // outermost first
+		if !counted && st.Allocs > 0 { // the outermost that counts
+			e.Live, counted = st.Live, true
 		}
 		e.Pending += st.Pending
 		e.LargestFree = max(e.LargestFree, st.LargestFree)

@@ -58,6 +58,7 @@ func (s *bump) Allocate(r Request) (Block, queue.Frontier, Outcome) {
 	s.next += 1 << 20
 	s.stats.Held += r.Size
 	s.stats.Live += r.Size
+	s.stats.Allocs++
 	i := s.slots.NewLocked()
 	s.slots.At(i).Value = r.Size
 	return s.slots.MintLocked(i, s.next, r.Size, &r, queue.ReadyNow()), queue.ReadyNow(), OK

@@ -1,0 +1,604 @@
+package block
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+
+	"github.com/halyard-go/halyard/hal/allocator"
+	"github.com/halyard-go/halyard/hal/memory"
+	"github.com/halyard-go/halyard/hal/queue"
+)
+
+// state is where a piece of memory is in the state machine of the package.
+type state uint8
+
+const (
+	_      state = iota
+	live         // handed out
+	free         // mapped, nobody's, in the index or the brink
+	aside        // mapped, set aside by a call of the base in progress
+	hollow       // unmapped whole pages, nobody's
+	coming       // unmapped whole pages, set aside to be mapped
+)
+
+// node is a piece of a slab or of the range. It lives in a slot, and neighbours
+// are slot numbers, so that the collector has nothing to follow.
+type node struct {
+	addr       uint64
+	size       memory.Bytes
+	prev, next uint32 // neighbours below and above; 0 at the ends
+	up, down   uint32 // in the list of a size class, or of hollow pieces
+	slab       uint32 // index in arena.slabs; 0: the range
+	state      state
+	age        uint64 // arena.clock when it was freed
+}
+
+func (n *node) end() uint64 { return n.addr + uint64(n.size) }
+
+// slab is memory taken from the base in one piece.
+type slab struct {
+	block allocator.Block
+	first uint32 // the piece at its lowest address; 0 while the entry is unused
+	own   bool   // of one request, never suballocated
+}
+
+// arena is the memory of one heap.
+type arena struct {
+	heap   int
+	base   allocator.Allocator
+	config *Config
+	kind   allocator.Kind // heap and uses of a slab
+
+	mu     sync.Mutex
+	slots  allocator.Slots[node]
+	index  index
+	pages  *pages // nil without virtual memory; the pointer is immutable
+	slabs  []slab // the first is unused
+	spare  []uint32
+	stats  allocator.Stats // but what figures works out
+	asked  memory.Bytes    // slabs being asked for
+	clock  uint64          // frees so far
+	turns  uint64          // times that growing changed what is mapped or held
+	closed bool
+}
+
+func newArena(a *Allocator, heap int) (*arena, allocator.Outcome) {
+	ar := &arena{heap: heap, base: a.base, config: &a.config, slabs: make([]slab, 1)}
+	var usage memory.Usage
+	if heap < len(a.env.Heaps) {
+		usage = a.env.Heaps[heap].Usage
+	}
+	ar.kind = allocator.MakeKind(heap, 1, usage, 0, 0)
+	ar.slots.Init(&ar.mu, a.env.Owner, uint32(heap))
+	ar.index.init(&ar.slots, a.config.MinBlock)
+	if v := virtual(a.base, heap); v != nil {
+		if o := ar.reserve(v, a.env.Capacity(heap)); o != allocator.OK {
+			return nil, o
+		}
+	}
+	return ar, allocator.OK
+}
+
+func (ar *arena) node(i uint32) *node { return &ar.slots.At(i).Value }
+
+// unlock ends a critical section; with the invariants tag it checks the books.
+func (ar *arena) unlock() {
+	if invariants {
+		ar.mustHoldLocked()
+	}
+	ar.mu.Unlock()
+}
+
+// measure returns the bytes and the alignment that r takes, or false if they
+// don't fit in any memory of this arena.
+func (ar *arena) measure(r *allocator.Request) (need, align memory.Bytes, ok bool) {
+	unit := ar.config.MinBlock
+	align = max(r.Kind.Align(), unit)
+	if r.Size <= 0 || r.Kind.Align() <= 0 || r.Size > memory.MaxBytes-unit {
+		return 0, 0, false
+	}
+	need = (r.Size + unit - 1) &^ (unit - 1)
+	most := memory.MaxBytes
+	if ar.pages != nil && r.Kind&allocator.NoSubAlloc == 0 {
+		most = ar.pages.size
+	}
+	return need, align, align-unit <= most && need <= most-(align-unit)
+}
+
+// glance bounds the free pieces that one search looks at under the lock, of those
+// that fit and, in a complete search, are ready.
+const glance = 12
+
+// search is one request looking for a free piece.
+type search struct {
+	ar          *arena
+	r           *allocator.Request
+	need, align memory.Bytes
+	left        int  // pieces still to look at
+	complete    bool // those that aren't ready don't count
+	floor       int64
+
+	found  uint32
+	addr   uint64
+	broken int64
+	ground allocator.Reuse
+
+	second     uint32 // found with a wait
+	secondAddr uint64
+}
+
+func (ar *arena) search(r *allocator.Request, need, align memory.Bytes, complete bool) search {
+	s := search{ar: ar, r: r, need: need, align: align, left: glance, complete: complete}
+	if p := ar.pages; p != nil {
+		s.floor = p.mustBreak(need, ar.config.MinBlock)
+	}
+	return s
+}
+
+// fit returns the lowest aligned address in n, which is at least as large as
+// what is needed, and whether there is one.
+func (s *search) fit(n *node) (uint64, bool) {
+	mask := uint64(s.align) - 1
+	addr := (n.addr + mask) &^ mask
+	return addr, addr >= n.addr && addr-n.addr <= uint64(n.size-s.need)
+}
+
+// look considers a free piece of sufficient size, and reports whether to go on.
+func (s *search) look(i uint32, n *node) bool {
+	addr, ok := s.fit(n)
+	if !ok {
+		return s.skip()
+	}
+	g := s.r.Reuse(s.ar.slots.ReadyLocked(i))
+	if g >= allocator.ReuseWait {
+		if g == allocator.ReuseWait && s.second == 0 {
+			s.second, s.secondAddr = i, addr
+		}
+		return s.skip()
+	}
+	p := s.ar.pages
+	if p == nil {
+		s.found, s.addr, s.ground = i, addr, g
+		return false
+	}
+	addr, broken := p.place(n, addr, s.need, s.align)
+	if s.found == 0 || broken < s.broken {
+		s.found, s.addr, s.ground, s.broken = i, addr, g, broken
+	}
+	s.left--
+	return s.broken > s.floor && s.left > 0
+}
+
+// skip passes over a piece that doesn't serve.
+func (s *search) skip() bool {
+	if s.complete {
+		return true
+	}
+	s.left--
+	return s.left > 0
+}
+
+// findLocked looks for a free piece and reports whether it found one.
+func (ar *arena) findLocked(s *search) bool {
+	s.walk()
+	if s.found != 0 {
+		return true
+	}
+	if p := ar.pages; p != nil && p.brink != 0 {
+		if n := ar.node(p.brink); n.size >= s.need {
+			s.left = 1
+			s.look(p.brink, n)
+			s.addr, _ = s.fit(n) // at its low end, whatever is mapped of the last hole
+		}
+	}
+	if s.found == 0 && s.second != 0 {
+		s.found, s.addr, s.ground = s.second, s.secondAddr, allocator.ReuseWait
+	}
+	return s.found != 0
+}
+
+// walk looks at the free pieces from the best fit upwards.
+func (s *search) walk() {
+	x := &s.ar.index
+	for c := x.from(x.classOf(s.need)); c >= 0; c = x.from(c + 1) {
+		cl := &x.class[c]
+		if cl.tree != nil {
+			more := true
+			cl.tree.AscendGreaterOrEqual(entry{size: s.need}, func(e entry) bool {
+				more = s.look(e.slot, x.node(e.slot))
+				return more
+			})
+			if !more {
+				return
+			}
+			continue
+		}
+		for i := cl.head; i != 0; {
+			n := x.node(i)
+			if n.size >= s.need && !s.look(i, n) {
+				return
+			}
+			i = n.down
+		}
+	}
+}
+
+// allocate serves r.
+func (ar *arena) allocate(r allocator.Request) (allocator.Block, queue.Frontier, allocator.Outcome) {
+	need, align, ok := ar.measure(&r)
+	switch {
+	case !ok:
+		return ar.fail(&r, allocator.TooLarge, queue.Frontier{})
+	case r.Kind&allocator.NoSubAlloc != 0:
+		return ar.allocateOwn(&r, need, align)
+	}
+	ar.mu.Lock()
+	if ar.closed {
+		ar.unlock()
+		return ar.fail(&r, allocator.Unsupported, queue.Frontier{})
+	}
+	s := ar.search(&r, need, align, false)
+	if ar.findLocked(&s) {
+		if b, f, ok := ar.takeLocked(&s); ok {
+			ar.unlock()
+			return b, f, allocator.OK
+		}
+	}
+	ar.unlock()
+	queue.Poll()
+	if ar.pages != nil {
+		return ar.growPages(&r, need, align)
+	}
+	return ar.growSlabs(&r, need, align)
+}
+
+// retryLocked is a complete search: what is ready by now serves r.
+func (ar *arena) retryLocked(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, bool) {
+	s := ar.search(r, need, align, true)
+	if !ar.findLocked(&s) {
+		return allocator.Block{}, queue.Frontier{}, false
+	}
+	return ar.takeLocked(&s)
+}
+
+// takeLocked hands out what s found. It is false if the arena has no slot left.
+func (ar *arena) takeLocked(s *search) (allocator.Block, queue.Frontier, bool) {
+	ar.detachLocked(s.found)
+	b, f, ok := ar.carveLocked(s.found, s.addr, s.need, s.r)
+	if ok {
+		ar.stats.Hits++
+		ar.stats.Reused[s.ground]++
+	}
+	return b, f, ok
+}
+
+// carveLocked hands out size bytes at addr of piece i, which is free and detached.
+// The rest stays free. It is false, and all of i is free again, if there is no slot
+// left.
+func (ar *arena) carveLocked(i uint32, addr uint64, size memory.Bytes, r *allocator.Request) (allocator.Block, queue.Frontier, bool) {
+	n := ar.node(i)
+	if addr > n.addr {
+		j := ar.splitLocked(i, addr)
+		if j == 0 {
+			ar.attachLocked(i)
+			return allocator.Block{}, queue.Frontier{}, false
+		}
+		ar.node(j).state = aside
+		ar.attachLocked(i)
+		i, n = j, ar.node(j)
+	}
+	if n.size > size {
+		j := ar.splitLocked(i, addr+uint64(size))
+		if j == 0 {
+			n.state = free
+			ar.attachLocked(i)
+			return allocator.Block{}, queue.Frontier{}, false
+		}
+		n.state = aside
+		ar.node(j).state = free
+		ar.attachLocked(j)
+	}
+	b, f := ar.mintLocked(i, r)
+	return b, f, true
+}
+
+// mintLocked makes the detached piece i live.
+func (ar *arena) mintLocked(i uint32, r *allocator.Request) (allocator.Block, queue.Frontier) {
+	n := ar.node(i)
+	n.state = live
+	st := &ar.stats
+	st.Allocs++
+	st.Live += n.size
+	if st.Live > st.PeakLive {
+		st.PeakLive = st.Live
+	}
+	f := ar.slots.ReadyLocked(i)
+	return ar.slots.MintLocked(i, n.addr, n.size, r, f), f
+}
+
+// free takes b back.
+func (ar *arena) free(b allocator.Block, after queue.Frontier) allocator.Outcome {
+	ar.mu.Lock()
+	i, f, o := ar.slots.TakeLocked(b, after)
+	if o != allocator.OK {
+		ar.unlock()
+		return o
+	}
+	n := ar.node(i)
+	ar.clock++
+	n.state, n.age = free, ar.clock
+	ar.stats.Frees++
+	ar.stats.Live -= n.size
+	if n.slab != 0 && ar.slabs[n.slab].own {
+		b := ar.dropSlabLocked(n.slab)
+		ar.unlock()
+		ar.base.Free(b, f)
+		return allocator.OK
+	}
+	ar.attachLocked(i)
+	closed := ar.closed
+	ar.unlock()
+	if closed {
+		ar.drain()
+	}
+	return allocator.OK
+}
+
+// splitLocked cuts the detached piece i at an address inside it and returns the
+// upper half, alike in everything, or 0 if there is no slot left.
+func (ar *arena) splitLocked(i uint32, at uint64) uint32 {
+	j := ar.slots.NewLocked()
+	if j == 0 {
+		return 0
+	}
+	n := ar.node(i)
+	low := memory.Bytes(at - n.addr)
+	*ar.node(j) = node{addr: at, size: n.size - low, prev: i, next: n.next, slab: n.slab, state: n.state, age: n.age}
+	if n.next != 0 {
+		ar.node(n.next).prev = j
+	}
+	n.size, n.next = low, j
+	ar.slots.SetReadyLocked(j, ar.slots.ReadyLocked(i))
+	return j
+}
+
+// fuseLocked makes one piece of the detached i and its upper neighbour.
+func (ar *arena) fuseLocked(i uint32) {
+	n := ar.node(i)
+	j := n.next
+	m := ar.node(j)
+	n.size += m.size
+	n.next = m.next
+	n.age = max(n.age, m.age)
+	if m.next != 0 {
+		ar.node(m.next).prev = i
+	}
+	f, g := ar.slots.ReadyLocked(i), ar.slots.ReadyLocked(j)
+	if f != g {
+		ar.slots.SetReadyLocked(i, queue.Join(f, g))
+	}
+	ar.slots.DropLocked(j)
+}
+
+// mergeLocked makes one detached piece of the detached i and its neighbours in the
+// same state, and returns it.
+func (ar *arena) mergeLocked(i uint32) uint32 {
+	n := ar.node(i)
+	if q := n.next; q != 0 && ar.node(q).state == n.state {
+		ar.detachLocked(q)
+		ar.fuseLocked(i)
+	}
+	if p := n.prev; p != 0 && ar.node(p).state == n.state {
+		ar.detachLocked(p)
+		ar.fuseLocked(p)
+		return p
+	}
+	return i
+}
+
+// settleLocked enters the free or hollow piece i, which has no neighbour in the
+// same state.
+func (ar *arena) settleLocked(i uint32) {
+	n := ar.node(i)
+	p := ar.pages
+	switch {
+	case n.state == hollow:
+		ar.settleHollowLocked(i, n)
+	case p != nil && n.next != 0 && n.next == p.tail:
+		p.brink = i
+	default:
+		ar.index.insert(i)
+	}
+}
+
+// attachLocked merges the free or hollow piece i with its neighbours and enters
+// the result.
+func (ar *arena) attachLocked(i uint32) { ar.settleLocked(ar.mergeLocked(i)) }
+
+// detachLocked takes a free or hollow piece off the books that find it.
+func (ar *arena) detachLocked(i uint32) {
+	p := ar.pages
+	switch {
+	case p == nil:
+		ar.index.remove(i)
+	case ar.node(i).state == hollow:
+		ar.detachHollowLocked(i)
+	case i == p.brink:
+		p.brink = 0
+	default:
+		ar.index.remove(i)
+	}
+}
+
+// eachFreeLocked calls visit for the free pieces of at least size bytes until it
+// returns false.
+func (ar *arena) eachFreeLocked(size memory.Bytes, visit func(i uint32, n *node) bool) {
+	more := true
+	ar.index.ascend(size, func(i uint32, n *node) bool {
+		more = visit(i, n)
+		return more
+	})
+	if p := ar.pages; more && p != nil && p.brink != 0 {
+		if n := ar.node(p.brink); n.size >= size {
+			visit(p.brink, n)
+		}
+	}
+}
+
+// fail counts a request that isn't served, and answers it.
+func (ar *arena) fail(r *allocator.Request, o allocator.Outcome, f queue.Frontier) (allocator.Block, queue.Frontier, allocator.Outcome) {
+	ar.mu.Lock()
+	ar.stats.Failed++
+	closed := ar.closed
+	ar.unlock()
+	if closed {
+		ar.drain()
+	}
+	if o != allocator.NeedsWait {
+		f = queue.Frontier{}
+	}
+	return allocator.Block{}, f, o
+}
+
+// waitLocked returns the frontier after which r can be served: that of the pending
+// piece freed first of those that fit.
+func (ar *arena) waitLocked(r *allocator.Request, need, align memory.Bytes) (queue.Frontier, bool) {
+	s := ar.search(r, need, align, true)
+	first, age := uint32(0), uint64(0)
+	ar.eachFreeLocked(need, func(i uint32, n *node) bool {
+		if first != 0 && n.age >= age {
+			return true
+		}
+		if _, fits := s.fit(n); fits && !ar.slots.ReadyLocked(i).Reached() {
+			first, age = i, n.age
+		}
+		return true
+	})
+	if first == 0 || !waits(r) {
+		return queue.Frontier{}, false
+	}
+	return ar.slots.ReadyLocked(first), true
+}
+
+// waits reports whether memory that is reached would do for r.
+func waits(r *allocator.Request) bool {
+	return r.Who.Queue == 0 || r.Kind&allocator.NoPolled == 0
+}
+
+// pendingPiece is free memory that waits for its frontier.
+type pendingPiece struct {
+	slot  uint32
+	ready queue.Frontier
+	size  memory.Bytes
+	age   uint64
+}
+
+// pending lists free memory that isn't reached, oldest first.
+func (ar *arena) pending() []pendingPiece {
+	ar.mu.Lock()
+	defer ar.unlock()
+	return ar.pendingLocked()
+}
+
+func (ar *arena) pendingLocked() []pendingPiece {
+	var list []pendingPiece
+	ar.eachFreeLocked(ar.config.MinBlock, func(i uint32, n *node) bool {
+		if f := ar.slots.ReadyLocked(i); !f.Reached() {
+			list = append(list, pendingPiece{i, f, n.size, n.age})
+		}
+		return true
+	})
+	slices.SortFunc(list, func(a, b pendingPiece) int { return cmp.Compare(a.age, b.age) })
+	return list
+}
+
+// idle is what is held and not handed out.
+func (ar *arena) idle() memory.Bytes {
+	ar.mu.Lock()
+	defer ar.unlock()
+	return ar.stats.Held - ar.stats.Live
+}
+
+func (ar *arena) figures() allocator.Stats {
+	ar.mu.Lock()
+	defer ar.unlock()
+	s := ar.stats
+	s.Idle = s.Held - s.Live
+	whole := memory.Bytes(0)
+	ar.eachFreeLocked(ar.config.MinBlock, func(i uint32, n *node) bool {
+		s.Blocks++
+		if !ar.slots.ReadyLocked(i).Reached() {
+			s.Pending += n.size
+		}
+		s.LargestFree = max(s.LargestFree, n.size)
+		if p := ar.pages; p != nil && n.slab == 0 {
+			whole += memory.Bytes(p.whole(n)) * p.page
+		}
+		return true
+	})
+	s.LargestFree = max(s.LargestFree, whole) // pages can be moved together
+	return s
+}
+
+func (ar *arena) resetPeaks() {
+	ar.mu.Lock()
+	ar.stats.PeakLive, ar.stats.PeakHeld = ar.stats.Live, ar.stats.Held
+	ar.unlock()
+}
+
+// holdLocked counts memory taken from below, or given back if size is negative.
+func (ar *arena) holdLocked(size memory.Bytes) {
+	if size != 0 {
+		ar.turns++
+	}
+	ar.stats.Held += size
+	ar.stats.PeakHeld = max(ar.stats.PeakHeld, ar.stats.Held)
+}
+
+// giveBack returns wholly free memory that is reached to the base, at least want
+// bytes if there is so much, the highest addresses first. It returns how much it was.
+func (ar *arena) giveBack(want memory.Bytes) memory.Bytes {
+	gave := memory.Bytes(0)
+	if ar.pages != nil {
+		gave = ar.shrink(want)
+	}
+	if gave < want {
+		gave += ar.returnSlabs(want-gave, false)
+	}
+	return gave
+}
+
+// close refuses further requests and gives back what is idle. It returns what
+// can't go back yet.
+func (ar *arena) close() memory.Bytes {
+	ar.mu.Lock()
+	ar.closed = true
+	ar.unlock()
+	return ar.drain()
+}
+
+// drain gives all idle memory of a closed arena back, slabs with their frontiers,
+// and the addresses when nothing is left in them. It returns the bytes of pages
+// that are still in use by the device.
+func (ar *arena) drain() memory.Bytes {
+	ar.returnSlabs(memory.MaxBytes, true)
+	if ar.pages == nil {
+		return 0
+	}
+	ar.shrink(memory.MaxBytes)
+	ar.mu.Lock()
+	left := memory.Bytes(0)
+	ar.eachFreeLocked(ar.pages.page, func(i uint32, n *node) bool {
+		if n.slab == 0 && !ar.slots.ReadyLocked(i).Reached() {
+			left += memory.Bytes(ar.pages.whole(n)) * ar.pages.page
+		}
+		return true
+	})
+	empty := ar.vacateLocked()
+	ar.unlock()
+	if empty {
+		ar.unreserve()
+	}
+	return left
+}

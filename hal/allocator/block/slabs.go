@@ -1,0 +1,285 @@
+package block
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/halyard-go/halyard/hal/allocator"
+	"github.com/halyard-go/halyard/hal/memory"
+	"github.com/halyard-go/halyard/hal/queue"
+)
+
+// stepsDown bounds how often a slab that the base refuses is halved before the
+// exact need is asked for.
+const stepsDown = 6
+
+// growSlabs serves r from a new slab, unless a complete search finds room.
+func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
+	for again := false; ; again = true {
+		ar.mu.Lock()
+		if ar.closed {
+			ar.unlock()
+			return ar.fail(r, allocator.Unsupported, queue.Frontier{})
+		}
+		if b, f, ok := ar.retryLocked(r, need, align); ok {
+			ar.unlock()
+			return b, f, allocator.OK
+		}
+		size := need
+		if !again {
+			size = ar.slabSizeLocked(need)
+		}
+		ar.asked += size
+		excess := ar.excessLocked()
+		ar.unlock()
+
+		if excess > 0 {
+			ar.returnSlabs(excess, false)
+		}
+		got, f, o := ar.ask(r, size, need, align)
+
+		ar.mu.Lock()
+		ar.asked -= size
+		if o == allocator.OK {
+			i := ar.addSlabLocked(got, f, false)
+			if i == 0 {
+				ar.unlock()
+				ar.base.Free(got, f)
+				return ar.fail(r, allocator.Exhausted, queue.Frontier{})
+			}
+			ar.settleLocked(i)
+			s := ar.search(r, need, align, true)
+			if ar.findLocked(&s) {
+				ar.detachLocked(s.found)
+				if b, f, ok := ar.carveLocked(s.found, s.addr, need, r); ok {
+					ar.stats.Misses++
+					ar.unlock()
+					return b, f, allocator.OK
+				}
+			}
+			ar.unlock()
+			if f.Reached() { // not aligned as asked
+				return ar.fail(r, allocator.Unsupported, queue.Frontier{})
+			}
+			return ar.fail(r, allocator.NeedsWait, f)
+		}
+		ar.unlock()
+
+		switch o {
+		case allocator.Exhausted, allocator.OverLimit, allocator.NeedsWait:
+			if ar.returnSlabs(need, false) > 0 {
+				continue
+			}
+			if wait, ok := ar.waitForSlabs(r, need, align); ok {
+				o, f = allocator.NeedsWait, wait
+			}
+		}
+		return ar.fail(r, o, f)
+	}
+}
+
+// slabSizeLocked returns how much to ask for. While another grower is asking, only
+// the least: together they take about what one would.
+func (ar *arena) slabSizeLocked(need memory.Bytes) memory.Bytes {
+	c := ar.config
+	if need >= c.MaxSlab {
+		return need
+	}
+	size := c.MinSlab
+	if ar.asked == 0 {
+		size = max(size, memory.Bytes(float64(ar.stats.Held)*c.Growth/100))
+	}
+	size = max(size, need)
+	round := max(c.MinBlock, min(c.MinSlab, defaultMinSlab))
+	return max(need, min((size+round-1)/round*round, c.MaxSlab)&^(c.MinBlock-1))
+}
+
+// ask takes a slab of size bytes from the base, stepping down to what is needed if
+// it refuses.
+func (ar *arena) ask(r *allocator.Request, size, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
+	const flags = allocator.NoOrdered | allocator.NoPolled | allocator.MayWait
+	up := allocator.Request{
+		Kind: allocator.MakeKind(ar.heap, align, ar.kind.Usage()|r.Kind.Usage(), r.Kind.Access(), r.Kind&flags),
+		Who:  allocator.Who{Queue: r.Who.Queue},
+	}
+	for step := 1; ; step++ {
+		up.Size = size
+		b, f, o := ar.base.Allocate(up)
+		switch o {
+		case allocator.Exhausted, allocator.OverLimit, allocator.NeedsWait, allocator.TooLarge:
+		default:
+			return b, f, o
+		}
+		if size <= need {
+			return b, f, o
+		}
+		half := (size/2 + ar.config.MinBlock - 1) &^ (ar.config.MinBlock - 1)
+		size = max(need, half)
+		if step == stepsDown {
+			size = need
+		}
+	}
+}
+
+// allocateOwn serves r with a slab of its own.
+func (ar *arena) allocateOwn(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
+	up := *r
+	up.Size = need
+	up.Kind = allocator.MakeKind(ar.heap, align, r.Kind.Usage(), r.Kind.Access(), r.Kind&(allocator.NoOrdered|allocator.NoPolled|allocator.MayWait|allocator.NoSubAlloc))
+	for {
+		ar.mu.Lock()
+		closed := ar.closed
+		ar.unlock()
+		if closed {
+			return ar.fail(r, allocator.Unsupported, queue.Frontier{})
+		}
+		got, f, o := ar.base.Allocate(up)
+		switch o {
+		case allocator.OK:
+			ar.mu.Lock()
+			i := ar.addSlabLocked(got, f, true)
+			if i == 0 {
+				ar.unlock()
+				ar.base.Free(got, f)
+				return ar.fail(r, allocator.Exhausted, queue.Frontier{})
+			}
+			b, f := ar.mintLocked(i, r)
+			ar.stats.Misses++
+			ar.unlock()
+			return b, f, allocator.OK
+		case allocator.Exhausted, allocator.OverLimit, allocator.NeedsWait:
+			if ar.giveBack(need) > 0 {
+				continue
+			}
+		}
+		return ar.fail(r, o, f)
+	}
+}
+
+// addSlabLocked enters memory of the base that is usable after f. It returns its one
+// piece, free and detached, or 0 if there is no slot left.
+func (ar *arena) addSlabLocked(b allocator.Block, f queue.Frontier, own bool) uint32 {
+	i := ar.slots.NewLocked()
+	if i == 0 {
+		return 0
+	}
+	id := uint32(len(ar.slabs))
+	if n := len(ar.spare); n > 0 {
+		id, ar.spare = ar.spare[n-1], ar.spare[:n-1]
+	} else {
+		ar.slabs = append(ar.slabs, slab{})
+	}
+	ar.slabs[id] = slab{block: b, first: i, own: own}
+	size := b.Size
+	if !own {
+		size &^= ar.config.MinBlock - 1
+	}
+	*ar.node(i) = node{addr: b.Addr, size: size, slab: id, state: free}
+	if f.Unknown() {
+		f = queue.Everything()
+	}
+	ar.slots.SetReadyLocked(i, f)
+	ar.holdLocked(b.Size)
+	return i
+}
+
+// dropSlabLocked takes a slab off the books whose one piece is detached.
+func (ar *arena) dropSlabLocked(id uint32) allocator.Block {
+	s := &ar.slabs[id]
+	b := s.block
+	ar.slots.DropLocked(s.first)
+	*s = slab{}
+	ar.spare = append(ar.spare, id)
+	ar.holdLocked(-b.Size)
+	return b
+}
+
+// wholeLocked returns the free piece that is all of the slab, or 0.
+func (ar *arena) wholeLocked(s *slab) uint32 {
+	if s.first == 0 {
+		return 0
+	}
+	if n := ar.node(s.first); n.state != free || n.next != 0 {
+		return 0
+	}
+	return s.first
+}
+
+// excessLocked is how much of the wholly free and reached slabs is beyond what may
+// be kept when growing.
+func (ar *arena) excessLocked() memory.Bytes {
+	if ar.config.Keep == memory.MaxBytes {
+		return 0
+	}
+	sum := -ar.config.Keep
+	for id := range ar.slabs {
+		s := &ar.slabs[id]
+		if i := ar.wholeLocked(s); i != 0 && ar.slots.ReadyLocked(i).Reached() {
+			sum += s.block.Size
+		}
+	}
+	return sum
+}
+
+// returnSlabs gives wholly free slabs back to the base until that was want bytes,
+// the highest addresses first, and returns how much it was. Those that aren't
+// reached stay unless all of them are to go.
+func (ar *arena) returnSlabs(want memory.Bytes, all bool) memory.Bytes {
+	type idle struct {
+		id    uint32
+		block allocator.Block
+		ready queue.Frontier
+	}
+	var list []idle
+	ar.mu.Lock()
+	for id := range ar.slabs {
+		s := &ar.slabs[id]
+		i := ar.wholeLocked(s)
+		if i == 0 {
+			continue
+		}
+		if f := ar.slots.ReadyLocked(i); all || f.Reached() {
+			list = append(list, idle{uint32(id), s.block, f})
+		}
+	}
+	slices.SortFunc(list, func(a, b idle) int { return cmp.Compare(b.block.Addr, a.block.Addr) })
+	gave := memory.Bytes(0)
+	for k := range list {
+		if gave >= want {
+			list = list[:k]
+			break
+		}
+		gave += list[k].block.Size
+		ar.detachLocked(ar.slabs[list[k].id].first)
+		ar.dropSlabLocked(list[k].id)
+		ar.stats.Evicted++
+	}
+	ar.unlock()
+	for _, s := range list {
+		ar.base.Free(s.block, s.ready)
+	}
+	return gave
+}
+
+// waitForSlabs returns the frontier after which r can be served although the base
+// has nothing more: that of a pending piece that fits, or that after which enough
+// wholly free slabs can go back.
+func (ar *arena) waitForSlabs(r *allocator.Request, need, align memory.Bytes) (queue.Frontier, bool) {
+	ar.mu.Lock()
+	defer ar.unlock()
+	if f, ok := ar.waitLocked(r, need, align); ok {
+		return f, true
+	}
+	after, sum := queue.ReadyNow(), memory.Bytes(0)
+	for _, p := range ar.pendingLocked() {
+		s := &ar.slabs[ar.node(p.slot).slab]
+		if ar.wholeLocked(s) != p.slot {
+			continue
+		}
+		after = queue.Join(after, p.ready)
+		if sum += s.block.Size; sum >= need {
+			return after, true
+		}
+	}
+	return queue.Frontier{}, false
+}

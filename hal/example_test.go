@@ -1,0 +1,84 @@
+package hal_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+
+	"github.com/halyard-go/halyard/hal"
+)
+
+// An inference engine: a decode loop on two queues, inputs that are uploaded on one
+// and used and freed on the other, and a request that doesn't fit.
+func Example_engine() {
+	ctx := context.Background()
+	dev, err := hal.Open("host:capacity=64MiB,queues=2")
+	if err != nil {
+		log.Fatal(err)
+	}
+	compute, staging := dev.Queue(0), dev.Queue(1)
+	uploaded, computed := hal.NewSemaphore(0), hal.NewSemaphore(0)
+
+	tokens := make([]byte, 4096)
+	for step := uint64(1); step <= 100; step++ {
+		input, err := staging.Alloca(ctx, hal.Params{Size: 4 * hal.KiB}, nil, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		check(staging.Upload(input.All(), tokens, nil, uploaded.At(step)))
+
+		hidden, err := compute.Alloca(ctx, hal.Params{Size: 8 * hal.MiB}, nil, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		check(compute.Copy(hidden.Span(0, 4*hal.KiB), input.All(), uploaded.At(step), nil))
+		check(compute.Dealloca(input, nil, nil)) // on another queue than it came from
+		check(compute.Dealloca(hidden, nil, computed.At(step)))
+	}
+	check(computed.Wait(ctx, 100))
+	held := dev.Stats().Source().PeakHeld
+	fmt.Println("100 steps stayed within a few buffers:", held < 32*hal.MiB)
+
+	_, err = compute.Alloca(ctx, hal.Params{Size: 100 * hal.MiB}, nil, nil)
+	if oom, ok := errors.AsType[*hal.OOMError](err); ok {
+		fmt.Println(oom.Asked, "asked, live", oom.Live)
+		fmt.Println(oom.Advice)
+	}
+	fmt.Println(dev.Close(ctx))
+	// Output:
+	// 100 steps stayed within a few buffers: true
+	// 100MiB asked, live 0B
+	// the request is larger than the device: 100 MiB of 64 MiB
+	// <nil>
+}
+
+// A program that only offers the flag.
+func Example_flag() {
+	fs := flag.NewFlagSet("serve", flag.ContinueOnError)
+	allocator := hal.AllocatorFlag()
+	fs.Var(allocator, "device_allocator", allocator.Usage())
+	check(fs.Parse([]string{"--device_allocator=block", "--device_allocator=caching:device_local=1gib;4gib;64"}))
+
+	specs, err := allocator.Specs()
+	check(err)
+	dev, err := hal.Open("host", hal.WithAllocator(specs...))
+	check(err)
+	fmt.Println(dev.Allocator())
+	check(dev.Close(context.Background()))
+
+	_, err = hal.Open("host", hal.WithAllocator("cachng"))
+	fmt.Println(err)
+	// Output:
+	// vmm+block+caching:device_local=max_alloc:1GiB/capacity:4GiB/count:64
+	// hal: open host: spec: unknown allocator "cachng" (valid: pool, raw, vmm, block, caching, mint); did you mean "caching"?
+	//   cachng
+	//   ^~~~~~
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

@@ -1,0 +1,685 @@
+package hal_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/halyard-go/halyard/hal"
+	"github.com/halyard-go/halyard/hal/driver"
+	"github.com/halyard-go/halyard/hal/host"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// stacks are compositions that every test of behaviour runs on.
+var stacks = []string{"", "raw", "pool", "vmm", "raw+block", "pool+block", "caching", "vmm+block+caching", "pool+caching+block", "raw+caching+caching"}
+
+func onEveryStack(t *testing.T, device string, f func(t *testing.T, d *hal.Device)) {
+	for _, s := range stacks {
+		name := s
+		if s == "" {
+			name = "default"
+		}
+		t.Run(name, func(t *testing.T) { f(t, open(t, device, s)) })
+	}
+}
+
+func open(t testing.TB, device, stack string) *hal.Device {
+	var opts []hal.Option
+	if stack != "" {
+		opts = append(opts, hal.WithAllocator(stack))
+	}
+	d, err := hal.Open(device, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		require.NoError(t, d.Close(ctx))
+	})
+	return d
+}
+
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func alloc(t testing.TB, d *hal.Device, n hal.Bytes) hal.Buffer {
+	b, err := d.Allocate(context.Background(), hal.Params{Size: n})
+	require.NoError(t, err)
+	return b
+}
+
+// emptied checks that nothing is held once everything idle is given back.
+func emptied(t testing.TB, d *hal.Device) {
+	_, err := d.TrimWait(soon(t), 0)
+	require.NoError(t, err)
+	for _, l := range d.Stats().Layers {
+		require.Zero(t, l.Live, l.Layer)
+		require.Zero(t, l.Held, l.Layer)
+		require.Zero(t, l.Idle, l.Layer)
+		require.Zero(t, l.Pending, l.Layer)
+	}
+}
+
+func TestHandles(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB,queues=2", func(t *testing.T, d *hal.Device) {
+		other := open(t, "host:capacity=1MiB", "raw")
+		q := d.Queue(0)
+		b := alloc(t, d, 1000)
+		require.EqualValues(t, 1000, b.Size())
+		require.GreaterOrEqual(t, b.Granted(), b.Size())
+		require.Same(t, d, b.Device())
+		require.True(t, b.Valid())
+		require.ErrorIs(t, other.Queue(0).Release(b), hal.ErrForeign)
+		require.ErrorIs(t, other.Queue(0).Dealloca(b, nil, nil), hal.ErrForeign)
+		require.ErrorIs(t, other.Queue(0).Fill(b.All(), []byte{1}, nil, nil), hal.ErrForeign)
+		require.NoError(t, b.Release())
+		c := alloc(t, d, 1000) // most likely the same memory
+		for what, err := range map[string]error{
+			"release":   b.Release(),
+			"q release": q.Release(b),
+			"dealloca":  q.Dealloca(b, nil, nil),
+			"fill":      q.Fill(b.All(), []byte{1}, nil, nil),
+			"copy":      q.Copy(c.All(), b.All(), nil, nil),
+			"used":      b.UsedUntil(q.Issued()),
+		} {
+			require.ErrorIs(t, err, hal.ErrReleased, what)
+		}
+		_, err := b.Map(soon(t))
+		require.ErrorIs(t, err, hal.ErrReleased)
+		_, err = b.Export()
+		require.ErrorIs(t, err, hal.ErrReleased)
+		require.Zero(t, b.Size())
+		require.False(t, b.Valid())
+		require.NoError(t, c.Release())
+		require.ErrorIs(t, hal.Buffer{}.Release(), hal.ErrForeign)
+		require.ErrorIs(t, q.Dealloca(hal.Buffer{}, nil, nil), hal.ErrForeign)
+		emptied(t, d)
+	})
+}
+
+func TestZeroBytes(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB", func(t *testing.T, d *hal.Device) {
+		a, b := alloc(t, d, 0), alloc(t, d, 0)
+		require.NotEqual(t, a, b)
+		require.Zero(t, a.Size())
+		require.NoError(t, d.Queue(0).Fill(a.All(), []byte{1}, nil, nil))
+		require.NoError(t, a.Release())
+		require.ErrorIs(t, a.Release(), hal.ErrReleased)
+		require.NoError(t, d.Queue(0).Dealloca(b, nil, nil))
+		require.ErrorIs(t, b.Release(), hal.ErrReleased)
+		c, err := d.Queue(1).Alloca(soon(t), hal.Params{}, nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, c.Release())
+	})
+}
+
+func TestBadRequestsAreNamedAndLoseNothing(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB", func(t *testing.T, d *hal.Device) {
+		ctx := soon(t)
+		for _, c := range []struct {
+			p    hal.Params
+			want error
+		}{
+			{hal.Params{Size: -1}, hal.ErrInvalid},
+			{hal.Params{Size: math.MinInt64}, hal.ErrInvalid},
+			{hal.Params{Size: 1, Align: 3}, hal.ErrInvalid},
+			{hal.Params{Size: 1, Align: -4096}, hal.ErrInvalid},
+			{hal.Params{Size: 1, Type: hal.DeviceLocal | hal.HostLocal}, hal.ErrUnsupported},
+			{hal.Params{Size: math.MaxInt64}, hal.ErrTooLarge},
+			{hal.Params{Size: math.MaxInt64 - 255}, hal.ErrTooLarge},
+			{hal.Params{Size: 1, Align: 1 << 62}, nil},
+			{hal.Params{Size: 65 * hal.MiB}, nil},
+			{hal.Params{Size: 1 << 60}, nil},
+		} {
+			_, err := d.Allocate(ctx, c.p)
+			require.Error(t, err, "%+v", c.p)
+			if c.want != nil {
+				require.ErrorIs(t, err, c.want, "%+v", c.p)
+			}
+			_, err = d.Queue(0).Alloca(ctx, c.p, nil, nil)
+			require.Error(t, err, "%+v", c.p)
+		}
+		_, err := d.Allocate(nil, hal.Params{Size: 1}) //nolint:staticcheck // that is the point
+		require.ErrorIs(t, err, hal.ErrInvalid)
+		emptied(t, d)
+		b := alloc(t, d, hal.MiB)
+		q := d.Queue(0)
+		for what, err := range map[string]error{
+			"span before":  q.Fill(b.Span(-1, 2), []byte{1}, nil, nil),
+			"span after":   q.Fill(b.Span(hal.MiB-1, 2), []byte{1}, nil, nil),
+			"span size":    q.Fill(b.Span(0, -1), []byte{1}, nil, nil),
+			"span wraps":   q.Fill(b.Span(math.MaxInt64, 2), []byte{1}, nil, nil),
+			"pattern":      q.Fill(b.All(), []byte{1, 2, 3}, nil, nil),
+			"no pattern":   q.Fill(b.All(), nil, nil, nil),
+			"odd fill":     q.Fill(b.Span(0, 3), []byte{1, 2}, nil, nil),
+			"copy sizes":   q.Copy(b.Span(0, 4), b.Span(8, 5), nil, nil),
+			"upload size":  q.Upload(b.Span(0, 4), make([]byte, 5), nil, nil),
+			"download":     q.Download(make([]byte, 5), b.Span(0, 4), nil, nil),
+			"nil function": q.Call(nil, nil, nil),
+		} {
+			require.ErrorIs(t, err, hal.ErrInvalid, what)
+		}
+		require.Error(t, q.Barrier(hal.Fence{{}}, nil), "a fence of a nil semaphore")
+		require.NoError(t, b.Release())
+		emptied(t, d)
+	})
+}
+
+func TestAlignmentHoldsOnFirstUseAndOnReuse(t *testing.T) {
+	onEveryStack(t, "host:capacity=256MiB", func(t *testing.T, d *hal.Device) {
+		var live []hal.Buffer
+		for round := range 3 {
+			for _, align := range []hal.Bytes{1, 256, 512, 4096, 64 * hal.KiB, hal.MiB} {
+				for _, size := range []hal.Bytes{1, 100, 4096, 300 * hal.KiB} {
+					b, err := d.Allocate(soon(t), hal.Params{Size: size, Align: align})
+					require.NoError(t, err)
+					require.Zero(t, b.Address()%uint64(align), "round %d size %v align %v", round, size, align)
+					live = append(live, b)
+				}
+			}
+			for i, b := range live {
+				if (i+round)%2 == 0 {
+					require.NoError(t, b.Release())
+				}
+			}
+			kept := live[:0]
+			for _, b := range live {
+				if b.Valid() {
+					kept = append(kept, b)
+				}
+			}
+			live = kept
+		}
+		for _, b := range live {
+			require.NoError(t, b.Release())
+		}
+		emptied(t, d)
+	})
+}
+
+func TestContentsTravelInQueueOrder(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB", func(t *testing.T, d *hal.Device) {
+		ctx := soon(t)
+		q0, q1 := d.Queue(0), d.Queue(1)
+		s, done := hal.NewSemaphore(0), hal.NewSemaphore(0)
+		a, err := q0.Alloca(ctx, hal.Params{Size: hal.MiB}, nil, nil)
+		require.NoError(t, err)
+		b, err := q1.Alloca(ctx, hal.Params{Size: hal.MiB}, nil, nil)
+		require.NoError(t, err)
+		word := binary.LittleEndian.AppendUint32(nil, 0xdeadbeef)
+		require.NoError(t, q0.Fill(a.All(), word, nil, nil))
+		require.NoError(t, q0.Upload(a.Span(4, 5), []byte("hello"), nil, s.At(1)))
+		require.NoError(t, q1.Copy(b.Span(0, 4*hal.KiB), a.Span(0, 4*hal.KiB), s.At(1), nil))
+		got := make([]byte, 16)
+		require.NoError(t, q1.Download(got, b.Span(0, 16), nil, done.At(1)))
+		require.NoError(t, q0.Dealloca(a, done.At(1), nil))
+		require.NoError(t, q1.Dealloca(b, nil, done.At(2)))
+		require.NoError(t, done.Wait(ctx, 2))
+		require.Equal(t, append(append(word, "hello"...), 0xde, 0xef, 0xbe, 0xad, 0xde, 0xef, 0xbe)[:9], got[:9])
+		require.NoError(t, q0.Drain(ctx))
+		emptied(t, d)
+	})
+}
+
+func TestADeallocaWhoseWaitFailsDidNotHappen(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB", func(t *testing.T, d *hal.Device) {
+		q := d.Queue(0)
+		s, done := hal.NewSemaphore(0), hal.NewSemaphore(0)
+		b, err := q.Alloca(soon(t), hal.Params{Size: 4096}, nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, q.Dealloca(b, s.At(1), done.At(1)))
+		require.ErrorIs(t, b.Release(), hal.ErrReleased, "claimed by the dealloca")
+		require.ErrorIs(t, q.Dealloca(b, nil, nil), hal.ErrReleased)
+		cause := errors.New("upstream")
+		s.Fail(cause)
+		require.ErrorIs(t, done.Wait(soon(t), 1), cause)
+		require.True(t, b.Valid(), "still owned")
+		require.NoError(t, q.Dealloca(b, nil, done.At(1)))
+		require.NoError(t, q.Drain(soon(t)))
+		require.False(t, b.Valid())
+		emptied(t, d)
+	})
+}
+
+func TestMemoryIsNotFreeBeforeItsDeallocaIsIssued(t *testing.T) {
+	onEveryStack(t, "host:capacity=8MiB,granularity=64KiB", func(t *testing.T, d *hal.Device) {
+		ctx := soon(t)
+		q0, q1 := d.Queue(0), d.Queue(1)
+		s, done := hal.NewSemaphore(0), hal.NewSemaphore(0)
+		b, err := q0.Alloca(ctx, hal.Params{Size: 6 * hal.MiB}, nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, q0.Dealloca(b, s.At(1), done.At(1)))
+		_, err = q1.Alloca(ctx, hal.Params{Size: 6 * hal.MiB}, nil, nil)
+		oom, ok := errors.AsType[*hal.OOMError](err)
+		require.True(t, ok, "%v", err)
+		require.EqualValues(t, 6*hal.MiB, oom.Unsignalled)
+		require.Contains(t, oom.Advice, "signals that were not submitted")
+		require.NoError(t, s.Signal(1))
+		require.NoError(t, done.Wait(ctx, 1))
+		b, err = q1.Alloca(ctx, hal.Params{Size: 6 * hal.MiB}, nil, nil)
+		require.NoError(t, err, "free for whoever waited for the dealloca")
+		require.NoError(t, q1.Dealloca(b, nil, nil))
+		require.NoError(t, q1.Drain(ctx))
+		emptied(t, d)
+	})
+}
+
+// A use on one queue, a free on another without a wait: the memory is not handed
+// out before the use is over.
+func TestABufferIsFreeAfterItsUsesOnEveryQueue(t *testing.T) {
+	onEveryStack(t, "host:capacity=8MiB,granularity=64KiB", func(t *testing.T, d *hal.Device) {
+		ctx := soon(t)
+		q0, q1 := d.Queue(0), d.Queue(1)
+		gate := make(chan struct{})
+		b, err := q0.Alloca(ctx, hal.Params{Size: 6 * hal.MiB}, nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, q1.Call(func() error { <-gate; return nil }, nil, nil))
+		require.NoError(t, q1.Fill(b.All(), []byte{7}, nil, nil)) // behind the gate
+		require.NoError(t, q0.Dealloca(b, nil, nil))
+		short, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
+		defer cancel()
+		_, err = q0.Alloca(short, hal.Params{Size: 6 * hal.MiB}, nil, nil)
+		require.ErrorIs(t, err, hal.ErrOutOfMemory)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		go func() { time.Sleep(2 * time.Millisecond); close(gate) }()
+		c, err := q0.Alloca(ctx, hal.Params{Size: 6 * hal.MiB}, nil, nil)
+		require.NoError(t, err, "waited for what is issued")
+		require.NoError(t, q0.Dealloca(c, nil, nil))
+		require.NoError(t, q0.Drain(ctx))
+		emptied(t, d)
+	})
+}
+
+func TestAnExportedBufferIsFreeAfterEverythingIssued(t *testing.T) {
+	onEveryStack(t, "host:capacity=8MiB,granularity=64KiB", func(t *testing.T, d *hal.Device) {
+		ctx := soon(t)
+		gate := make(chan struct{})
+		b := alloc(t, d, 6*hal.MiB)
+		_, err := b.Export()
+		require.NoError(t, err)
+		require.NoError(t, d.Queue(1).Call(func() error { <-gate; return nil }, nil, nil))
+		require.NoError(t, b.Release())
+		short, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
+		defer cancel()
+		_, err = d.Allocate(short, hal.Params{Size: 6 * hal.MiB})
+		require.ErrorIs(t, err, hal.ErrOutOfMemory)
+		close(gate)
+		b, err = d.Allocate(ctx, hal.Params{Size: 6 * hal.MiB})
+		require.NoError(t, err)
+		require.NoError(t, b.Release())
+		emptied(t, d)
+	})
+}
+
+func TestMap(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB", func(t *testing.T, d *hal.Device) {
+		ctx := soon(t)
+		b, err := d.Allocate(ctx, hal.Params{Size: 1000, Type: hal.HostVisible, Usage: hal.Mapping})
+		require.NoError(t, err)
+		m, err := b.Map(ctx)
+		require.NoError(t, err)
+		require.Len(t, m, 1000)
+		copy(m, "abc")
+		require.ErrorIs(t, b.Release(), hal.ErrMapped)
+		require.ErrorIs(t, d.Queue(0).Dealloca(b, nil, nil), hal.ErrMapped)
+		require.NoError(t, b.Unmap())
+		require.ErrorIs(t, b.Unmap(), hal.ErrNotMapped)
+		done := hal.NewSemaphore(0)
+		got := make([]byte, 3)
+		require.NoError(t, d.Queue(0).Download(got, b.Span(0, 3), nil, done.At(1)))
+		require.NoError(t, done.Wait(ctx, 1))
+		require.Equal(t, "abc", string(got))
+		gate := make(chan struct{})
+		require.NoError(t, d.Queue(0).Call(func() error { <-gate; return nil }, nil, nil))
+		require.NoError(t, d.Queue(0).Fill(b.All(), []byte("z"), nil, nil))
+		short, cancel := context.WithTimeout(ctx, 2*time.Millisecond)
+		defer cancel()
+		_, err = b.Map(short)
+		require.ErrorIs(t, err, context.DeadlineExceeded, "the device is not done with it")
+		close(gate)
+		m, err = b.Map(ctx)
+		require.NoError(t, err)
+		require.Equal(t, "zzz", string(m[:3]))
+		require.NoError(t, b.Unmap())
+		require.NoError(t, b.Release())
+		b = alloc(t, d, 10)
+		_, err = b.Map(ctx)
+		require.ErrorIs(t, err, hal.ErrUnsupported, "device-local memory is not mapped")
+		require.NoError(t, b.Release())
+		emptied(t, d)
+	})
+}
+
+func TestImport(t *testing.T) {
+	d := open(t, "host:capacity=1MiB", "")
+	mem := bytes.Repeat([]byte{1}, 4096)
+	released := make(chan struct{})
+	b, err := d.Import(uintptr(unsafe.Pointer(&mem[0])), 4096, func() { close(released) })
+	require.NoError(t, err)
+	gate := make(chan struct{})
+	require.NoError(t, d.Queue(0).Call(func() error { <-gate; return nil }, nil, nil))
+	require.NoError(t, d.Queue(0).Fill(b.Span(0, 8), []byte{9}, nil, nil))
+	require.NoError(t, b.Release())
+	require.ErrorIs(t, b.Release(), hal.ErrReleased)
+	select {
+	case <-released:
+		t.Fatal("released while in use")
+	case <-time.After(2 * time.Millisecond):
+	}
+	close(gate)
+	<-released
+	require.Equal(t, []byte{9, 9, 9, 9, 9, 9, 9, 9, 1}, mem[:9])
+	_, err = d.Import(0, 1, nil)
+	require.ErrorIs(t, err, hal.ErrInvalid)
+	require.Zero(t, d.Stats().Source().Allocs, "imported memory never enters the stack")
+}
+
+func TestCloseReportsLeaksByTagAndFreesThem(t *testing.T) {
+	for _, s := range stacks {
+		var opts []hal.Option
+		if s != "" {
+			opts = append(opts, hal.WithAllocator(s))
+		}
+		d, err := hal.Open("host:capacity=64MiB", opts...)
+		require.NoError(t, err)
+		for range 3 {
+			_, err = d.Allocate(soon(t), hal.Params{Size: 1000, Tag: hal.InternTag("kv")})
+			require.NoError(t, err)
+		}
+		alloc(t, d, 10)
+		b := alloc(t, d, 10)
+		require.NoError(t, b.Release())
+		err = d.Close(soon(t))
+		leak, ok := errors.AsType[*hal.LeakError](err)
+		require.True(t, ok, "%s: %v", s, err)
+		require.Equal(t, 4, leak.Buffers)
+		require.EqualValues(t, 3010, leak.Bytes)
+		require.Equal(t, hal.TagLeak{Tag: "kv", Buffers: 3, Bytes: 3000}, leak.ByTag[0])
+		require.Equal(t, "hal: 4 buffers, 2.94 KiB, were not released before Close; kv: 3 buffers, 2.93 KiB; untagged: 1 buffers, 10 B", err.Error(), s)
+		require.NoError(t, d.Close(soon(t)), "idempotent")
+		_, err = d.Allocate(soon(t), hal.Params{Size: 1})
+		require.ErrorIs(t, err, hal.ErrClosed)
+		require.ErrorIs(t, d.Queue(0).Barrier(nil, nil), hal.ErrClosed)
+	}
+}
+
+func TestCloseFailsWhatNobodyWillSignal(t *testing.T) {
+	d, err := hal.Open("host:capacity=1MiB,queues=2")
+	require.NoError(t, err)
+	never, a, b, c := hal.NewSemaphore(0), hal.NewSemaphore(0), hal.NewSemaphore(0), hal.NewSemaphore(0)
+	q0, q1 := d.Queue(0), d.Queue(1)
+	gate := make(chan struct{})
+	require.NoError(t, q0.Call(func() error { <-gate; return nil }, nil, a.At(1)))
+	require.NoError(t, q0.Barrier(nil, a.At(2)))
+	require.NoError(t, q1.Barrier(a.At(1), b.At(1)))
+	require.NoError(t, q1.Barrier(never.At(1), c.At(1)))
+	short, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, d.Close(short), context.DeadlineExceeded, "work is running")
+	close(gate)
+	require.NoError(t, d.Close(soon(t)))
+	require.NoError(t, b.Wait(soon(t), 1), "what was issued completed")
+	require.ErrorIs(t, c.Wait(soon(t), 1), hal.ErrFailed)
+}
+
+func TestALostDeviceFailsEveryWaitAndCloses(t *testing.T) {
+	for _, s := range stacks {
+		drv, err := host.Open(host.Config{Capacity: 64 * hal.MiB, Queues: 2})
+		require.NoError(t, err)
+		var opts []hal.Option
+		if s != "" {
+			opts = append(opts, hal.WithAllocator(s))
+		}
+		d, err := hal.OpenDriver(drv, opts...)
+		require.NoError(t, err)
+		ctx := soon(t)
+		b, err := d.Queue(0).Alloca(ctx, hal.Params{Size: 4096}, nil, nil)
+		require.NoError(t, err)
+		never, done := hal.NewSemaphore(0), hal.NewSemaphore(0)
+		require.NoError(t, d.Queue(1).Barrier(never.At(1), done.At(1)))
+		cause := errors.New("fell off the bus")
+		drv.Lose(cause)
+		require.ErrorIs(t, done.Wait(ctx, 1), cause)
+		require.ErrorIs(t, d.Queue(0).Barrier(nil, nil), hal.ErrLost)
+		err = d.Queue(0).Dealloca(b, nil, nil)
+		require.ErrorIs(t, err, cause)
+		require.NoError(t, b.Release(), "frees become bookkeeping")
+		_, err = d.Allocate(ctx, hal.Params{Size: 32 * hal.MiB})
+		require.Error(t, err)
+		require.NoError(t, d.Close(ctx), s)
+	}
+}
+
+func TestAQueueThatIsClosedLeavesItsMemoryToAll(t *testing.T) {
+	onEveryStack(t, "host:capacity=8MiB,granularity=64KiB", func(t *testing.T, d *hal.Device) {
+		ctx := soon(t)
+		for range 50 {
+			q, err := d.NewQueue()
+			require.NoError(t, err)
+			b, err := q.Alloca(ctx, hal.Params{Size: 6 * hal.MiB}, nil, nil)
+			require.NoError(t, err)
+			require.NoError(t, q.Fill(b.All(), []byte{1}, nil, nil))
+			require.NoError(t, q.Dealloca(b, nil, nil))
+			q.Close()
+			require.ErrorIs(t, q.Barrier(nil, nil), hal.ErrClosed)
+		}
+		require.Len(t, d.Queues(), 4)
+		require.NoError(t, d.Queue(0).Drain(ctx))
+		emptied(t, d)
+	})
+}
+
+func TestTheHotPathAllocatesNoGoMemory(t *testing.T) {
+	for _, s := range []string{"", "caching", "vmm+block+caching"} {
+		d := open(t, "host:capacity=64MiB", s)
+		q := d.Queue(0)
+		ctx := context.Background()
+		done := hal.NewSemaphore(0)
+		var v uint64
+		warm := alloc(t, d, 4096)
+		require.NoError(t, warm.Release())
+		require.Zero(t, testing.AllocsPerRun(200, func() {
+			b, _ := q.Allocate(ctx, hal.Params{Size: 4096})
+			_ = q.Release(b)
+		}), "allocate and release on %q", s)
+		require.Zero(t, testing.AllocsPerRun(200, func() {
+			v++
+			b, _ := q.Alloca(ctx, hal.Params{Size: 4096}, nil, nil)
+			_ = q.Dealloca(b, nil, done.At(v))
+		}), "alloca and dealloca on %q", s)
+	}
+}
+
+func TestTagsTravelInTheContext(t *testing.T) {
+	d, err := hal.Open("host:capacity=1MiB")
+	require.NoError(t, err)
+	ctx := hal.WithTag(soon(t), hal.InternTag("tenant a"))
+	_, err = d.Allocate(ctx, hal.Params{Size: 10})
+	require.NoError(t, err)
+	leak, ok := errors.AsType[*hal.LeakError](d.Close(ctx))
+	require.True(t, ok)
+	require.Equal(t, "tenant a", leak.ByTag[0].Tag)
+}
+
+func TestCompatible(t *testing.T) {
+	d := open(t, "host:capacity=1MiB", "")
+	c, err := d.Compatible(hal.Params{Size: 1})
+	require.NoError(t, err)
+	require.Equal(t, hal.Compatibility{Heap: 0, Align: 256, Importable: true}, c)
+	c, err = d.Compatible(hal.Params{Size: 2 * hal.MiB, Align: 4096, Usage: hal.Mapping})
+	require.NoError(t, err)
+	require.Equal(t, hal.Compatibility{Heap: 1, Align: 4096, Importable: true, Mappable: true, TooLarge: true}, c)
+	_, err = d.Compatible(hal.Params{Size: 1, Align: 7})
+	require.ErrorIs(t, err, hal.ErrInvalid)
+}
+
+func TestOpenErrorsSayWhat(t *testing.T) {
+	for text, want := range map[string]string{
+		"hots":                  `did you mean "host"`,
+		"host:capacity=x":       "^",
+		"host:queues=0":         "^",
+		"host:granularity=3MiB": "granularity",
+		"host+host":             "one device at a time",
+		"":                      "empty",
+	} {
+		_, err := hal.Open(text)
+		require.ErrorContains(t, err, want, text)
+	}
+	_, err := hal.Open("host", hal.WithDrivers(&driver.Registry{}))
+	require.ErrorContains(t, err, "unknown device")
+	found, unusable := hal.Devices()
+	require.NotEmpty(t, found)
+	require.Empty(t, unusable)
+}
+
+// The mixed load: 16 goroutines on 8 queues, on every kind of call, each buffer
+// stamped and checked.
+func TestMixedLoad(t *testing.T) {
+	total := 1_000_000
+	if testing.Short() {
+		total /= 10
+	}
+	for _, s := range []string{"", "vmm+block+caching", "pool+block+caching:device_local=1MiB;32MiB;256"} {
+		t.Run("stack "+s, func(t *testing.T) { mixedLoad(t, s, total/3) })
+	}
+}
+
+func mixedLoad(t *testing.T, stack string, total int) {
+	const workers, queues = 16, 8
+	d := open(t, "host:capacity=4GiB,queues=8", stack)
+	ctx := context.Background()
+	var bad, ops atomic.Int64
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(w), 1))
+			type held struct {
+				b  hal.Buffer
+				on *hal.Queue
+			}
+			var live []held
+			stamp := make([]byte, 8)
+			q := d.Queue(w % queues)
+			sem := hal.NewSemaphore(0)
+			var v uint64
+			for ops.Add(1) <= int64(total) {
+				switch n := rnd.IntN(100); {
+				case n < 45 || len(live) == 0:
+					if len(live) > 64 {
+						continue
+					}
+					p := hal.Params{Size: hal.Bytes(16 + rnd.IntN(1<<uint(4+rnd.IntN(14))))}
+					var b hal.Buffer
+					var err error
+					if rnd.IntN(2) == 0 {
+						b, err = q.Alloca(ctx, p, nil, nil)
+					} else {
+						b, err = q.Allocate(ctx, p)
+					}
+					if err != nil {
+						bad.Add(1)
+						continue
+					}
+					binary.LittleEndian.PutUint64(stamp, b.Address())
+					if q.Fill(b.Span(0, 8), stamp, nil, nil) != nil {
+						bad.Add(1)
+					}
+					live = append(live, held{b, q})
+				default:
+					i := rnd.IntN(len(live))
+					h := live[i]
+					live[i] = live[len(live)-1]
+					live = live[:len(live)-1]
+					if n < 60 { // check the stamp, on the queue that wrote it
+						v++
+						got := make([]byte, 8)
+						if h.on.Download(got, h.b.Span(0, 8), nil, sem.At(v)) != nil || sem.Wait(ctx, v) != nil ||
+							binary.LittleEndian.Uint64(got) != h.b.Address() {
+							bad.Add(1)
+						}
+					}
+					var err error
+					switch {
+					case n < 75:
+						err = h.on.Dealloca(h.b, nil, nil)
+					case n < 85: // freed on another queue, ordered after
+						v++
+						err = errors.Join(h.on.Barrier(nil, sem.At(v)), d.Queue(rnd.IntN(queues)).Dealloca(h.b, sem.At(v), nil))
+					case n < 95:
+						err = h.on.Release(h.b)
+					default:
+						err = h.b.Release()
+					}
+					if err != nil {
+						bad.Add(1)
+					}
+				}
+				if rnd.IntN(5000) == 0 {
+					d.Trim(hal.MiB)
+				}
+			}
+			for _, h := range live {
+				if h.b.Release() != nil {
+					bad.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, bad.Load())
+	for _, q := range d.Queues() {
+		require.NoError(t, q.Drain(soon(t)))
+	}
+	emptied(t, d)
+}
+
+func BenchmarkAllocateRelease(b *testing.B) {
+	for _, s := range []string{"", "caching"} {
+		b.Run("stack="+s, func(b *testing.B) {
+			d := open(b, "host", s)
+			q := d.Queue(0)
+			ctx := context.Background()
+			for b.Loop() {
+				x, _ := q.Allocate(ctx, hal.Params{Size: 4096})
+				_ = q.Release(x)
+			}
+		})
+	}
+}
+
+func BenchmarkAllocaDealloca(b *testing.B) {
+	for _, s := range []string{"", "caching"} {
+		b.Run("stack="+s, func(b *testing.B) {
+			d := open(b, "host", s)
+			q := d.Queue(0)
+			ctx := context.Background()
+			for b.Loop() {
+				x, _ := q.Alloca(ctx, hal.Params{Size: 4096}, nil, nil)
+				_ = q.Dealloca(x, nil, nil)
+			}
+		})
+	}
+}
+
+func BenchmarkMutex(b *testing.B) {
+	var m sync.Mutex
+	for b.Loop() {
+		m.Lock()
+		m.Unlock() //nolint:staticcheck // the reference pair
+	}
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"github.com/halyard-go/halyard/hal"
+	"github.com/halyard-go/halyard/tools/halyard/internal/replay"
+)
+
+// reportJSON is a line of run --format=json. Sizes are bytes, times nanoseconds;
+// counts are totals over all passes. Keys are only ever added.
+type reportJSON struct {
+	OK        bool   `json:"ok"`
+	Input     string `json:"input"`
+	Trace     string `json:"trace"`
+	Device    string `json:"device"`
+	Allocator string `json:"device_allocator"`
+	Modelled  string `json:"modelled"` // what is modelled and not measured, or empty
+	Queues    int    `json:"queues"`
+	Streams   int    `json:"streams"`
+	Passes    int    `json:"passes"`
+	Verified  bool   `json:"verified"`
+
+	Events      int64             `json:"events"`
+	Allocs      uint64            `json:"allocs"`
+	Frees       uint64            `json:"frees"`
+	Failed      uint64            `json:"failed"`
+	FailedByRun map[string]uint64 `json:"failed_by_run"`
+	Overlaps    uint64            `json:"overlaps"`
+	LostBytes   uint64            `json:"lost_bytes"`
+	Misplaced   uint64            `json:"misplaced"`
+
+	PeakLive     int64   `json:"peak_live_bytes"`
+	PeakHeld     int64   `json:"peak_held_bytes"`
+	HeldOverLive float64 `json:"held_over_live"`
+	Retained     int64   `json:"retained_bytes"`
+
+	SourceAllocs       uint64   `json:"source_allocs"`
+	SourceFrees        uint64   `json:"source_frees"`
+	Maps               uint64   `json:"maps"`
+	Unmaps             uint64   `json:"unmaps"`
+	PagesCreated       uint64   `json:"pages_created"`
+	PagesReleased      uint64   `json:"pages_released"`
+	CallsAvoided       int64    `json:"driver_calls_avoided"`
+	SourceAllocsByPass []uint64 `json:"source_allocs_by_pass"`
+	DriverCallsByPass  []uint64 `json:"driver_calls_by_pass"`
+
+	CacheLayer  string `json:"cache_layer"`
+	CacheHits   uint64 `json:"cache_hits"`
+	CacheMisses uint64 `json:"cache_misses"`
+	Evicted     uint64 `json:"evicted"`
+
+	NSPerEvent      float64 `json:"ns_per_event"`
+	QueueNSPerEvent float64 `json:"queue_ns_per_event"`
+	MutexNS         float64 `json:"mutex_ns"`
+	Seconds         float64 `json:"seconds"` // all runs of the input
+
+	FirstError       string      `json:"first_error"` // or empty
+	Problems         []string    `json:"problems"`
+	ProblemsUnlisted int         `json:"problems_unlisted"`
+	Layers           []layerJSON `json:"layers"` // outermost first
+}
+
+type layerJSON struct {
+	Layer       string    `json:"layer"`
+	Allocs      uint64    `json:"allocs"`
+	Frees       uint64    `json:"frees"`
+	Failed      uint64    `json:"failed"`
+	Live        int64     `json:"live_bytes"`
+	PeakLive    int64     `json:"peak_live_bytes"`
+	Held        int64     `json:"held_bytes"`
+	PeakHeld    int64     `json:"peak_held_bytes"`
+	Idle        int64     `json:"idle_bytes"`
+	Pending     int64     `json:"pending_bytes"`
+	LargestFree int64     `json:"largest_free_bytes"`
+	Blocks      uint64    `json:"idle_blocks"`
+	Hits        uint64    `json:"hits"`
+	Misses      uint64    `json:"misses"`
+	Evicted     uint64    `json:"evicted"`
+	Reused      reuseJSON `json:"reused"`
+}
+
+// reuseJSON counts hits by the ground on which memory was handed out again.
+type reuseJSON struct {
+	Same    uint64 `json:"same_queue"`
+	Ordered uint64 `json:"ordered"`
+	Polled  uint64 `json:"polled"`
+	Waited  uint64 `json:"waited"`
+}
+
+func (r *report) json() *reportJSON {
+	cache, source := r.Cache(), r.Source()
+	j := &reportJSON{
+		OK: r.OK(), Input: r.name, Trace: r.trace.Name, Device: r.device, Allocator: r.Allocator, Modelled: r.Modelled,
+		Queues: r.Queues, Streams: r.trace.Streams, Passes: r.Passes, Verified: r.Verified,
+		Events: r.Events, Allocs: r.Allocs, Frees: r.Frees, Failed: r.Failed(), FailedByRun: map[string]uint64{},
+		Overlaps: r.Overlaps, LostBytes: r.LostBytes, Misplaced: r.Misplaced,
+		PeakLive: int64(r.PeakLive), PeakHeld: int64(r.PeakHeld), HeldOverLive: r.HeldOverLive(), Retained: int64(r.Retained),
+		SourceAllocs: source.SourceAllocs, SourceFrees: source.SourceFrees, Maps: source.Maps, Unmaps: source.Unmaps,
+		PagesCreated: source.Created, PagesReleased: source.Released,
+		CallsAvoided:       int64(r.Direct) - int64(source.SourceAllocs+source.SourceFrees),
+		SourceAllocsByPass: r.SourceAllocsByPass, DriverCallsByPass: r.DriverCallsByPass,
+		CacheLayer: cache.Layer, CacheHits: cache.Hits, CacheMisses: cache.Misses,
+		NSPerEvent: r.NSPerEvent, QueueNSPerEvent: r.QueueNSPerEvent, MutexNS: r.mutex, Seconds: r.Took.Seconds(),
+		Problems: append([]string{}, r.Problems...), ProblemsUnlisted: r.Unlisted,
+	}
+	if r.FirstError != nil {
+		j.FirstError = r.FirstError.Error()
+	}
+	for i, n := range r.FailedByRun {
+		if i != replay.QueueVerified || r.Verified {
+			j.FailedByRun[replay.RunNames[i]] = n
+		}
+	}
+	for i := range r.Layers {
+		j.Evicted += r.Layers[i].Evicted
+		j.Layers = append(j.Layers, makeLayerJSON(&r.Layers[i]))
+	}
+	return j
+}
+
+func makeLayerJSON(l *hal.LayerStats) layerJSON {
+	return layerJSON{
+		Layer: l.Layer, Allocs: l.Allocs, Frees: l.Frees, Failed: l.Failed,
+		Live: int64(l.Live), PeakLive: int64(l.PeakLive), Held: int64(l.Held), PeakHeld: int64(l.PeakHeld),
+		Idle: int64(l.Idle), Pending: int64(l.Pending), LargestFree: int64(l.LargestFree), Blocks: l.Blocks,
+		Hits: l.Hits, Misses: l.Misses, Evicted: l.Evicted,
+		Reused: reuseJSON{l.Reused[0], l.Reused[1], l.Reused[2], l.Reused[3]},
+	}
+}
