@@ -16,11 +16,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// tester is what tests, benchmarks and rapid's checks have in common.
+type tester interface {
+	require.TestingT
+	Helper()
+	Name() string
+	Cleanup(func())
+}
+
 // fakeDriver is what both fakes share: a capacity, exact accounting, and a call
 // that fails.
 type fakeDriver struct {
 	mu       sync.Mutex
-	t        testing.TB
+	t        tester
 	capacity memory.Bytes // 0: any
 	held     memory.Bytes
 	calls    int
@@ -66,7 +74,7 @@ type fakeBase struct {
 	requests []allocator.Request
 }
 
-func newFakeBase(t testing.TB, capacity memory.Bytes) *fakeBase {
+func newFakeBase(t tester, capacity memory.Bytes) *fakeBase {
 	b := &fakeBase{next: 0x10000000, ready: queue.ReadyNow()}
 	b.t, b.capacity, b.failWith = t, capacity, allocator.Exhausted
 	b.slots.Init(&b.slotsMu, b, 0)
@@ -127,12 +135,13 @@ type fakeVirtual struct {
 	base     uint64
 	maxRange memory.Bytes // larger reservations are refused; 0: none
 	reserved memory.Bytes
-	mapped   []bool // by page from base
+	ranges   []uint64
+	mapped   map[uint64]bool // by page
 	noMove   bool
 }
 
-func newFakeVirtual(t testing.TB, page, capacity memory.Bytes) *fakeVirtual {
-	return &fakeVirtual{fakeBase: newFakeBase(t, capacity), page: page, base: 1 << 40}
+func newFakeVirtual(t tester, page, capacity memory.Bytes) *fakeVirtual {
+	return &fakeVirtual{fakeBase: newFakeBase(t, capacity), page: page, base: 1 << 42, mapped: map[uint64]bool{}}
 }
 
 func (v *fakeVirtual) Virtual(int) allocator.Virtual { return v }
@@ -142,32 +151,45 @@ func (v *fakeVirtual) Reserve(size memory.Bytes) (uint64, allocator.Outcome) {
 	if v.maxRange > 0 && size > v.maxRange {
 		return 0, allocator.Exhausted
 	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	addr := v.base << len(v.ranges)
+	v.ranges = append(v.ranges, addr)
 	v.reserved += size
-	return v.base, allocator.OK
+	return addr, allocator.OK
 }
 
 func (v *fakeVirtual) Unreserve(addr uint64, size memory.Bytes) {
-	if addr != v.base || size > v.reserved || slices.Contains(v.mapped, true) {
-		v.t.Errorf("virtual: unreserve %#x+%d of %d with pages mapped", addr, size, v.reserved)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !slices.Contains(v.ranges, addr) || size > v.reserved {
+		v.t.Errorf("virtual: unreserve %#x+%d of %d", addr, size, v.reserved)
+	}
+	for p := range v.mapped {
+		if p >= addr/uint64(v.page) && p < (addr+uint64(size))/uint64(v.page) {
+			v.t.Errorf("virtual: unreserve of %#x with page %#x mapped", addr, p)
+		}
 	}
 	v.reserved -= size
 }
 
 // set maps or unmaps n pages that must be the opposite now.
 func (v *fakeVirtual) set(addr uint64, n int, mapped bool) {
-	k := int((addr - v.base) / uint64(v.page))
-	if addr < v.base || (addr-v.base)%uint64(v.page) != 0 || n <= 0 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if addr%uint64(v.page) != 0 || n <= 0 {
 		v.t.Errorf("virtual: %d pages at %#x", n, addr)
 		return
 	}
-	if len(v.mapped) < k+n {
-		v.mapped = append(v.mapped, make([]bool, k+n-len(v.mapped))...)
-	}
-	for ; n > 0; n-- {
+	for k := addr / uint64(v.page); n > 0; n-- {
 		if v.mapped[k] == mapped {
-			v.t.Errorf("virtual: page %d is mapped already: %v", k, mapped)
+			v.t.Errorf("virtual: page %#x is mapped already: %v", k, mapped)
 		}
-		v.mapped[k] = mapped
+		if mapped {
+			v.mapped[k] = true
+		} else {
+			delete(v.mapped, k)
+		}
 		k++
 	}
 }
@@ -175,9 +197,7 @@ func (v *fakeVirtual) set(addr uint64, n int, mapped bool) {
 func (v *fakeVirtual) Grow(addr uint64, n int) allocator.Outcome {
 	o := v.call(memory.Bytes(n)*v.page, "grow %d+%d", (addr-v.base)/uint64(v.page), n)
 	if o == allocator.OK {
-		v.mu.Lock()
 		v.set(addr, n, true)
-		v.mu.Unlock()
 	}
 	return o
 }
@@ -185,9 +205,7 @@ func (v *fakeVirtual) Grow(addr uint64, n int) allocator.Outcome {
 func (v *fakeVirtual) Shrink(addr uint64, n int) allocator.Outcome {
 	o := v.call(-memory.Bytes(n)*v.page, "shrink %d+%d", (addr-v.base)/uint64(v.page), n)
 	if o == allocator.OK {
-		v.mu.Lock()
 		v.set(addr, n, false)
-		v.mu.Unlock()
 	}
 	return o
 }
@@ -198,10 +216,8 @@ func (v *fakeVirtual) Move(from, to uint64, n int) allocator.Outcome {
 		o = allocator.Exhausted
 	}
 	if o == allocator.OK {
-		v.mu.Lock()
 		v.set(from, n, false)
 		v.set(to, n, true)
-		v.mu.Unlock()
 	}
 	return o
 }
@@ -210,9 +226,9 @@ func (v *fakeVirtual) Move(from, to uint64, n int) allocator.Outcome {
 func (v *fakeVirtual) isMapped(addr uint64, size memory.Bytes) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	lo, hi := (addr-v.base)/uint64(v.page), (addr-v.base+uint64(size)+uint64(v.page)-1)/uint64(v.page)
+	lo, hi := addr/uint64(v.page), (addr+uint64(size)+uint64(v.page)-1)/uint64(v.page)
 	for k := lo; k < hi; k++ {
-		if k >= uint64(len(v.mapped)) || !v.mapped[k] {
+		if !v.mapped[k] {
 			return false
 		}
 	}
@@ -230,7 +246,7 @@ type idleRunner struct{}
 func (idleRunner) Run(*queue.Op) error  { return nil }
 func (idleRunner) Quick(*queue.Op) bool { return true }
 
-func newTestQueue(t testing.TB) *testQueue {
+func newTestQueue(t tester) *testQueue {
 	q := &testQueue{}
 	q.Queue = queue.New(queue.Options{Executor: func(x *queue.Queue) queue.Executor {
 		q.worker = queue.NewWorker(x, idleRunner{}, true)
@@ -244,7 +260,7 @@ func newTestQueue(t testing.TB) *testQueue {
 }
 
 // issue submits work and returns the frontier after it.
-func (q *testQueue) issue(t testing.TB) queue.Frontier {
+func (q *testQueue) issue(t tester) queue.Frontier {
 	t.Helper()
 	at, _, err := q.Submit(&queue.Op{Kind: queue.Barrier}, nil, nil)
 	require.NoError(t, err)
@@ -252,7 +268,7 @@ func (q *testQueue) issue(t testing.TB) queue.Frontier {
 }
 
 // after makes the next work of q come after o's.
-func (q *testQueue) after(t testing.TB, o *testQueue) {
+func (q *testQueue) after(t tester, o *testQueue) {
 	t.Helper()
 	s := queue.NewSemaphore(0)
 	_, _, err := o.Submit(&queue.Op{Kind: queue.Barrier}, nil, s.At(1))
@@ -281,12 +297,12 @@ func aligned(size, align memory.Bytes, q *testQueue) allocator.Request {
 	return r
 }
 
-func newBlock(t testing.TB, base allocator.Allocator, c Config) *Allocator {
+func newBlock(t tester, base allocator.Allocator, c Config) *Allocator {
 	t.Helper()
 	return newBlockOf(t, base, c, 0)
 }
 
-func newBlockOf(t testing.TB, base allocator.Allocator, c Config, capacity memory.Bytes) *Allocator {
+func newBlockOf(t tester, base allocator.Allocator, c Config, capacity memory.Bytes) *Allocator {
 	t.Helper()
 	a, err := New(base, &allocator.Env{Owner: t.Name(), Heaps: memory.Heaps{{Name: "main", Capacity: capacity}}}, c)
 	require.NoError(t, err)
@@ -294,7 +310,7 @@ func newBlockOf(t testing.TB, base allocator.Allocator, c Config, capacity memor
 }
 
 // check verifies the books.
-func check(t testing.TB, a *Allocator) {
+func check(t tester, a *Allocator) {
 	t.Helper()
 	for _, ar := range a.opened() {
 		ar.mu.Lock()
@@ -309,7 +325,7 @@ func check(t testing.TB, a *Allocator) {
 }
 
 // mustAlloc allocates and checks what comes back.
-func mustAlloc(t testing.TB, a *Allocator, r allocator.Request) allocator.Block {
+func mustAlloc(t tester, a *Allocator, r allocator.Request) allocator.Block {
 	t.Helper()
 	b, f, o := a.Allocate(r)
 	require.Equal(t, allocator.OK, o)
@@ -320,14 +336,14 @@ func mustAlloc(t testing.TB, a *Allocator, r allocator.Request) allocator.Block 
 	return b
 }
 
-func mustFree(t testing.TB, a *Allocator, b allocator.Block, f queue.Frontier) {
+func mustFree(t tester, a *Allocator, b allocator.Block, f queue.Frontier) {
 	t.Helper()
 	require.Equal(t, allocator.OK, a.Free(b, f))
 	check(t, a)
 }
 
 // emptied frees nothing more: after a trim the base has everything back.
-func emptied(t testing.TB, a *Allocator, d *fakeDriver) {
+func emptied(t tester, a *Allocator, d *fakeDriver) {
 	t.Helper()
 	st := a.Stats()
 	require.Zero(t, st.Live)

@@ -316,7 +316,7 @@ func (ar *arena) growPages(r *allocator.Request, need, align memory.Bytes) (allo
 		}
 		f, wait := ar.waitLocked(r, need, align)
 		if !wait {
-			f, wait = ar.waitForPagesLocked(short)
+			f, wait = ar.waitForPagesLocked(short, h.addr, need)
 		}
 		ar.unlock()
 		if wait {
@@ -639,16 +639,18 @@ func (ar *arena) undoLocked(g *growth) {
 }
 
 // waitForPagesLocked returns the frontier after which missing more whole pages are
-// free, those freed first counting first.
-func (ar *arena) waitForPagesLocked(missing int64) (queue.Frontier, bool) {
+// free, not counting those under need bytes at addr, where they are to go. Those
+// freed first come first.
+func (ar *arena) waitForPagesLocked(missing int64, addr uint64, need memory.Bytes) (queue.Frontier, bool) {
+	p := ar.pages
 	after := queue.ReadyNow()
-	for _, p := range ar.pendingLocked() {
-		n := ar.node(p.slot)
-		w := ar.pages.whole(n)
-		if n.slab != 0 || w == 0 {
+	for _, piece := range ar.pendingLocked() {
+		n := ar.node(piece.slot)
+		w := p.whole(n) - p.taken(p.up(n.addr), p.down(n.end()), addr, need)
+		if n.slab != 0 || w <= 0 {
 			continue
 		}
-		after = queue.Join(after, p.ready)
+		after = queue.Join(after, piece.ready)
 		if missing -= w; missing <= 0 {
 			return after, true
 		}
