@@ -7,8 +7,8 @@ import (
 	"github.com/halyard-go/halyard/hal/memory"
 )
 
-// check walks everything and returns the first thing that is wrong.
-func (a *Allocator) check() error {
+// Check implements [allocator.Checker]: it walks everything and returns the first thing that is wrong.
+func (a *Allocator) Check() error {
 	a.lockAll()
 	defer a.unlockAll()
 	a.total.mu.Lock()
@@ -134,7 +134,7 @@ func (s *shard) checkLocked() error {
 
 // mustCheck panics where check finds something wrong.
 func (a *Allocator) mustCheck() {
-	if err := a.check(); err != nil {
+	if err := a.Check(); err != nil {
 		panic("caching: " + err.Error())
 	}
 }

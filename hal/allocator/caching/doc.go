@@ -17,11 +17,11 @@
 //
 // A [Pool] bounds what is kept of the heaps that its key matches. Pools are tried
 // in order and the first whose key matches the heap of a request is the one that
-// counts. A request that no pool matches, or that is larger than its pool could
-// keep, passes through: its block comes from below and goes back there. So do
-// requests for memory that is exported, replicated or immutable: such memory
-// doesn't return to general use. Without any pool everything is kept, without
-// limit.
+// counts, whatever its limits; several heaps may share a pool. A request that no
+// pool matches, or that is larger than its pool could keep, passes through: its
+// block comes from below and goes back there. So do requests for memory that is
+// exported, replicated or immutable: such memory doesn't return to general use.
+// Without any pool everything is kept, without limit.
 //
 // What is idle never exceeds the limits of its pool. Where a block that is freed
 // would, those that have been idle longest make room, and go back to the base with
@@ -35,7 +35,13 @@
 // [allocator.Request.Reuse]). Sizes are rounded up to the heap's alignment first,
 // and what the base itself added to a block when it was made for a request is no
 // waste when it serves a request of that size again. In each class the first depth
-// blocks are looked at.
+// blocks are looked at, closer sizes before larger ones. Blocks that were asked for
+// with [allocator.NoSubAlloc] are kept apart from those that were not.
+//
+// A cache holds more than is live, by what is idle and by what is wasted. A ratio near
+// 1 wastes nothing and keeps more idle: sizes that are never quite the same pile up
+// beside each other. That is the larger loss. Where sizes only ever rise, bound the
+// capacity too: without limit nothing goes back but on Trim.
 //
 // If all that is found is still in use by the device, the devices are polled once
 // and everything that fits is looked at, the longest idle first: a block that isn't
@@ -59,6 +65,8 @@
 // # Cost
 //
 // A hit and the free before it take one uncontended lock each, no other atomic
-// operation and no Go allocation. A kept or live block takes 128 bytes without
-// pointers. Stats and Pending look at every idle block.
+// operation and no Go allocation; with an idle time a free also reads the clock. A
+// kept or live block takes 128 bytes without pointers. A search among blocks in use by
+// other queues looks at all that fit, once for each miss; Stats and Pending look at
+// every idle block.
 package caching

@@ -190,12 +190,12 @@ func cycle(t testing.TB, a *Allocator, heap int, size memory.Bytes) uint64 {
 // has everything back.
 func finish(t testing.TB, a *Allocator, base *fakeBase) {
 	t.Helper()
-	require.NoError(t, a.check())
+	require.NoError(t, a.Check())
 	st := a.Stats()
 	require.Zero(t, st.Live)
 	require.Equal(t, st.Idle, st.Held)
 	require.NoError(t, a.Close())
-	require.NoError(t, a.check())
+	require.NoError(t, a.Check())
 	st = a.Stats()
 	require.Zero(t, st.Held)
 	require.Zero(t, st.Idle)

@@ -200,12 +200,7 @@ func (a *Allocator) settle(s *shard, i uint32, now time.Duration) allocator.Outc
 		a.give(&out)
 		return allocator.OK
 	}
-	if out.full() {
-		s.mu.Unlock()
-		a.give(&out)
-		s.mu.Lock()
-	}
-	out.addLocked(s, i)
+	out.addLocked(s, i) // with room: what was evicted in vain has been given
 	s.mu.Unlock()
 	_, o := a.give(&out)
 	return o

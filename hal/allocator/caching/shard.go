@@ -130,9 +130,9 @@ func (s *shard) find(r *allocator.Request, w *want, depth int) (allocator.Block,
 		for i := s.bins[n].newest; i != 0 && left > 0; left-- {
 			v := &s.slots.At(i).Value
 			if v.rated <= w.limit && v.fits(r) {
-				if g := r.Reuse(s.slots.ReadyLocked(i)); g < allocator.ReuseWait {
-					b, f := s.takeLocked(i, v, r, g)
-					return b, f, allocator.OK
+				f := s.slots.ReadyLocked(i)
+				if g := r.Reuse(f); g < allocator.ReuseWait {
+					return s.takeLocked(i, v, r, f, g), f, allocator.OK
 				}
 				outcome = allocator.NeedsWait
 			}
@@ -156,8 +156,7 @@ func (s *shard) findOldest(r *allocator.Request, w *want, worst allocator.Reuse)
 			if v.rated <= w.limit && v.fits(r) {
 				f := s.slots.ReadyLocked(i)
 				if g := r.Reuse(f); g <= worst {
-					b, f := s.takeLocked(i, v, r, g)
-					return b, f, allocator.OK
+					return s.takeLocked(i, v, r, f, g), f, allocator.OK
 				}
 				if outcome != allocator.NeedsWait {
 					pending, outcome = f, allocator.NeedsWait
@@ -169,13 +168,12 @@ func (s *shard) findOldest(r *allocator.Request, w *want, worst allocator.Reuse)
 	return allocator.Block{}, pending, outcome
 }
 
-// takeLocked hands an idle block out again.
-func (s *shard) takeLocked(i uint32, v *node, r *allocator.Request, g allocator.Reuse) (allocator.Block, queue.Frontier) {
+// takeLocked hands an idle block, free after f, out again.
+func (s *shard) takeLocked(i uint32, v *node, r *allocator.Request, f queue.Frontier, g allocator.Reuse) allocator.Block {
 	s.unlinkLocked(v)
 	s.reused[g&3]++
 	s.wentOutLocked(v.size)
-	f := s.slots.ReadyLocked(i)
-	return s.slots.MintLocked(i, v.addr, v.size, r, f), f
+	return s.slots.MintLocked(i, v.addr, v.size, r, f)
 }
 
 // linkLocked makes a block idle, as the newest of its bin and of its pool. now is 0
