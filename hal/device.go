@@ -267,6 +267,10 @@ func (d *Device) Stats() Stats {
 	return Stats{Device: d.info.Name, Allocator: d.stack.String(), Modelled: d.info.Modelled, Layers: d.stack.Stats()}
 }
 
+// Check verifies the structures of every layer against each other: for tests, and
+// for a report of something strange. Its cost is a walk over every block.
+func (d *Device) Check() error { return d.stack.Check() }
+
 // ResetPeaks sets the peaks in the statistics to the present values.
 func (d *Device) ResetPeaks() { d.stack.ResetPeaks() }
 

@@ -65,8 +65,10 @@ func alloc(t testing.TB, d *hal.Device, n hal.Bytes) hal.Buffer {
 
 // emptied checks that nothing is held once everything idle is given back.
 func emptied(t testing.TB, d *hal.Device) {
+	require.NoError(t, d.Check())
 	_, err := d.TrimWait(soon(t), 0)
 	require.NoError(t, err)
+	require.NoError(t, d.Check())
 	for _, l := range d.Stats().Layers {
 		require.Zero(t, l.Live, l.Layer)
 		require.Zero(t, l.Held, l.Layer)
@@ -154,7 +156,8 @@ func TestBadRequestsAreNamedAndLoseNothing(t *testing.T) {
 			_, err = d.Queue(0).Alloca(ctx, c.p, nil, nil)
 			require.Error(t, err, "%+v", c.p)
 		}
-		_, err := d.Allocate(nil, hal.Params{Size: 1}) //nolint:staticcheck // that is the point
+		//lint:ignore SA1012 that is the point
+		_, err := d.Allocate(nil, hal.Params{Size: 1})
 		require.ErrorIs(t, err, hal.ErrInvalid)
 		emptied(t, d)
 		b := alloc(t, d, hal.MiB)
@@ -555,7 +558,7 @@ func TestMixedLoad(t *testing.T) {
 		total /= 10
 	}
 	for _, s := range []string{"", "vmm+block+caching", "pool+block+caching:device_local=1MiB;32MiB;256"} {
-		t.Run("stack "+s, func(t *testing.T) { mixedLoad(t, s, total/3) })
+		t.Run("stack "+s, func(t *testing.T) { mixedLoad(t, s, total) })
 	}
 }
 
@@ -680,6 +683,7 @@ func BenchmarkMutex(b *testing.B) {
 	var m sync.Mutex
 	for b.Loop() {
 		m.Lock()
-		m.Unlock() //nolint:staticcheck // the reference pair
+		//lint:ignore SA2001 the reference pair
+		m.Unlock()
 	}
 }

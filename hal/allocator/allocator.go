@@ -240,6 +240,10 @@ type LiveLister interface {
 	Live(yield func(b Block, i Info) bool)
 }
 
+// Checker is the capability of verifying a layer's own structures: every list, index
+// and count against each other. It takes the layer's locks and walks everything.
+type Checker interface{ Check() error }
+
 // PeakResetter is the capability of resetting peaks to the present values.
 type PeakResetter interface{ ResetPeaks() }
 

@@ -185,24 +185,22 @@ func (l *ladder) wait() (memory.Bytes, bool) {
 		l.waits = append([]pendingBytes{{l.wish, 0}}, l.waits...)
 	}
 	l.wish = queue.Frontier{}
-	for {
-		if len(l.waits) == 0 {
-			if l.rounds++; l.rounds > maxRounds {
-				return 0, false
-			}
-			if l.waits = l.pending(); len(l.waits) == 0 {
-				return 0, false
-			}
-		}
-		p := l.waits[0]
-		l.waits = l.waits[1:]
-		if err := p.after.Wait(l.ctx); err != nil {
-			l.cause = err
+	if len(l.waits) == 0 {
+		if l.rounds++; l.rounds > maxRounds {
 			return 0, false
 		}
-		l.trim(0)
-		return p.size, true
+		if l.waits = l.pending(); len(l.waits) == 0 {
+			return 0, false
+		}
 	}
+	p := l.waits[0]
+	l.waits = l.waits[1:]
+	if err := p.after.Wait(l.ctx); err != nil {
+		l.cause = err
+		return 0, false
+	}
+	l.trim(0)
+	return p.size, true
 }
 
 func (l *ladder) reclaim() (memory.Bytes, bool) {

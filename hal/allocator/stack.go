@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"go.uber.org/zap"
-
 	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
 	"github.com/halyard-go/halyard/hal/spec"
@@ -191,6 +189,20 @@ func (s *Stack) ResetPeaks() {
 	}
 }
 
+// Check verifies the structures of every layer that can ([Checker]): for tests, and
+// for a report of something strange. Its cost is a walk over every block.
+func (s *Stack) Check() error {
+	var errs []error
+	for _, l := range slices.Backward(s.layers) {
+		if c, ok := l.Allocator.(Checker); ok {
+			if err := c.Check(); err != nil {
+				errs = append(errs, fmt.Errorf("allocator: %s: %w", l.text, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Trim gives idle memory back to the driver, outermost layer first, until at most
 // keep bytes are idle in each layer, and returns how much the driver got. With
 // wait it first waits for what is idle but still in use by issued work, until ctx
@@ -257,13 +269,6 @@ func (s *Stack) pending() []pendingBytes {
 		}
 	}
 	return out
-}
-
-func (s *Stack) log() *zap.Logger {
-	if s.env.Log == nil {
-		return zap.NewNop()
-	}
-	return s.env.Log
 }
 
 // FreeLive frees everything that is still handed out, outermost layer first, so

@@ -235,7 +235,6 @@ type freeHook struct {
 	kept  []error
 	used  []Point
 	deny  error
-	onUse func()
 }
 
 func (h *freeHook) Use(op *Op, at Point) error {
@@ -471,6 +470,7 @@ func BenchmarkMutex(b *testing.B) {
 	var m sync.Mutex
 	for b.Loop() {
 		m.Lock()
+		//lint:ignore SA2001 the reference pair
 		m.Unlock()
 	}
 }
