@@ -74,7 +74,7 @@ func (h *heap) freeLocked() memory.Bytes {
 	return h.size - h.taken[kindRaw] - h.taken[kindPool] - h.pages.taken()
 }
 
-// full is the error for want of capacity. h.mu is held.
+// fullLocked is the error for want of capacity.
 func (h *heap) fullLocked(what string) error {
 	return fmt.Errorf("host: %s: %w: heap %s has %v free of %v (raw %v, pool %v, pages %v)", what, driver.ErrOutOfMemory,
 		h.name, h.freeLocked(), h.size, h.taken[kindRaw], h.taken[kindPool], h.pages.taken())
@@ -82,9 +82,9 @@ func (h *heap) fullLocked(what string) error {
 
 // alloc takes memory from the capacity and makes it accessible.
 func (h *heap) alloc(k kind, size, align memory.Bytes) (*span, error) {
-	what := fmt.Sprintf("%s allocation of %v", kindNames[k], size)
+	what := func() string { return fmt.Sprintf("%s allocation of %v", kindNames[k], size) } // for errors only
 	if size <= 0 || !memory.IsPowerOfTwo(align) {
-		return nil, fmt.Errorf("host: %s at alignment %v: size and alignment must be positive, the alignment a power of two", what, align)
+		return nil, fmt.Errorf("host: %s at alignment %v: size and alignment must be positive, the alignment a power of two", what(), align)
 	}
 	taken, ok := memory.AlignUp(size, Alignment)
 	room, fits := memory.AlignUp(size, systemPage)
@@ -96,10 +96,10 @@ func (h *heap) alloc(k kind, size, align memory.Bytes) (*span, error) {
 			return ErrClosed
 		}
 		if !ok || !fits || taken > h.freeLocked() {
-			return h.fullLocked(what)
+			return h.fullLocked(what())
 		}
 		if s.hole, err = h.space.take(room, align); err != nil {
-			return fmt.Errorf("host: %s: %w: %w", what, driver.ErrOutOfMemory, err)
+			return fmt.Errorf("host: %s: %w: %w", what(), driver.ErrOutOfMemory, err)
 		}
 		h.addLocked(s)
 		return nil
@@ -112,7 +112,7 @@ func (h *heap) alloc(k kind, size, align memory.Bytes) (*span, error) {
 		defer h.mu.Unlock()
 		h.used.Delete(s)
 		h.dropLocked(s)
-		return nil, fmt.Errorf("host: %s: %w: %w", what, driver.ErrOutOfMemory, err)
+		return nil, fmt.Errorf("host: %s: %w: %w", what(), driver.ErrOutOfMemory, err)
 	}
 	return s, nil
 }
@@ -174,7 +174,7 @@ func (h *heap) free(addr uint64) error {
 	return h.release(s)
 }
 
-// leaks describes what is still allocated, or is empty.
+// leaksLocked describes what is still allocated, or is empty.
 func (h *heap) leaksLocked() string {
 	var parts []string
 	add := func(n int, size memory.Bytes, what string) {

@@ -99,7 +99,7 @@ func (p *pool) reuse(size, align memory.Bytes) *span {
 	return found
 }
 
-// shed unlists idle blocks, those freed first, until at most keep bytes are idle.
+// shedLocked unlists idle blocks, those freed first, until at most keep bytes are idle.
 func (h *heap) shedLocked(keep memory.Bytes) []*span {
 	var out []*span
 	for h.pool.idle > keep {
@@ -111,7 +111,7 @@ func (h *heap) shedLocked(keep memory.Bytes) []*span {
 	return out
 }
 
-// liveLocked counts what was handed out and not freed.
+// liveLocked counts what was handed out of h's pool and not freed.
 func (p *pool) liveLocked(h *heap) (n int, size memory.Bytes) {
 	n, size = h.count[kindPool]-p.bySize.Len()-len(p.pending), h.taken[kindPool]-p.idle
 	for _, f := range p.pending {

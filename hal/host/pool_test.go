@@ -82,7 +82,6 @@ func TestThePoolGivesIdleMemoryBackBeforeItFails(t *testing.T) {
 	require.NoError(t, d.SetPoolThreshold(deviceHeap, memory.GiB))
 	for range 4 {
 		a := poolAlloc(t, d, memory.MiB)
-		t.Cleanup(func() {})
 		require.NoError(t, d.PoolFree(deviceHeap, a, queue.ReadyNow()))
 	}
 	a := poolAlloc(t, d, 4*memory.MiB)

@@ -104,7 +104,6 @@ func TestHeapItems(t *testing.T) {
 		key                 string
 		maxAlloc, capacity  memory.Bytes
 		count               int64
-		printed             string
 		unlimited           string // initials of the fields without limit
 		allocSet, countsSet bool
 	}

@@ -233,6 +233,7 @@ func (v *virtual) Shrink(addr uint64, n int) allocator.Outcome {
 // mapped at the new addresses before they leave the old ones: then nothing is left
 // to fail that can't be undone.
 func (v *virtual) Move(from, to uint64, n int) allocator.Outcome {
+	v.settle()
 	list, err := v.at(from, n)
 	if err != nil {
 		return v.outcome(err)
