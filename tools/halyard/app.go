@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -46,7 +47,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	out := &faultyWriter{w: a.stdout}
 	a.stdout = out
 	root := a.root()
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // nil would stand for the arguments of the process
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
@@ -60,16 +61,26 @@ func (a *app) run(ctx context.Context, args []string) int {
 	case err != nil && ctx.Err() != nil:
 		fmt.Fprintln(a.stderr, "halyard: interrupted")
 		return exitInterrupted
-	case err != nil:
-		fmt.Fprintf(a.stderr, "halyard: %v\n", err)
-		return exitUsage
 	case out.err != nil:
 		fmt.Fprintf(a.stderr, "halyard: writing the report: %v\n", out.err)
 		return exitFailed
+	case err != nil:
+		for _, e := range list(err) {
+			fmt.Fprintf(a.stderr, "halyard: %v\n", e)
+		}
+		return exitUsage
 	case a.failed:
 		return exitFailed
 	}
 	return exitOK
+}
+
+// list takes joined errors apart.
+func list(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
 }
 
 // asHelp returns the text that err asks to be printed, if it does.
@@ -94,20 +105,24 @@ driver calls and of time.`,
   halyard allocators block
   halyard run llama3-8b
   halyard run --device=host:capacity=24GiB --device_allocator=block+caching serving.trace.gz`,
-		Args:              noCommand,
-		RunE:              func(*cobra.Command, []string) error { return usage("halyard", "which command?") },
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		Args:                  noCommand,
+		RunE:                  func(*cobra.Command, []string) error { return usage("halyard", "no command") },
+		SilenceErrors:         true,
+		SilenceUsage:          true,
+		DisableFlagsInUseLine: true,
+		CompletionOptions:     cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(&cobra.Command{
 		Use:   "help [COMMAND]",
 		Short: "Help about a command",
 		RunE: func(c *cobra.Command, args []string) error {
-			of, rest, err := c.Root().Find(args)
-			if err != nil || len(rest) > 0 {
-				return noCommand(c.Root(), args)
+			of, _, err := c.Root().Find(args)
+			if err != nil || of == c.Root() {
+				of = c.Root()
+				if err := noCommand(of, args); err != nil {
+					return err
+				}
 			}
 			of.InitDefaultHelpFlag()
 			return of.Help()
@@ -138,6 +153,9 @@ func flagError(c *cobra.Command, err error) error {
 		return err
 	}
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if number, ok := errors.AsType[*strconv.NumError](err); ok {
+			return usage(c.CommandPath(), "--%s=%s: %w", bad.GetFlag().Name, bad.GetValue(), number.Err)
+		}
 		return fmt.Errorf("--%s: %w", bad.GetFlag().Name, bad.Unwrap())
 	}
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
@@ -151,7 +169,7 @@ func flagError(c *cobra.Command, err error) error {
 
 // usage is the error of a command line that can't be carried out.
 func usage(command, format string, args ...any) error {
-	return fmt.Errorf("%s\nSee \"%s --help\".", fmt.Sprintf(format, args...), command)
+	return fmt.Errorf(format+"\nSee \"%s --help\".", append(args, command)...)
 }
 
 func didYouMean(name, prefix string, valid []string) string {

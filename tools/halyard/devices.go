@@ -16,7 +16,8 @@ func (a *app) devicesCommand() *cobra.Command {
 		Short: "List the devices, and the drivers that can't be used",
 		Long: `devices lists what --device can open, with its heaps, its sources of memory (the
 best to suballocate from first) and the queues it opens by default, and the
-drivers that can't be used here, with the reason.
+drivers that can't be used here, with the reason. What a heap may be used for is
+in the JSON.
 
 "halyard run --device=NAME:help" shows a device's options.
 With --format=json each device, and each unusable driver, is one object a line;
@@ -98,14 +99,15 @@ func heading(first bool, text string) string {
 
 // heapLine describes a heap with its sizes rounded.
 func heapLine(h memory.Heap) string {
-	parts := []string{h.Name + ": " + h.Type.String(), "for " + h.Usage.String()}
+	line := h.Name + ": "
 	if h.Capacity != 0 {
-		parts = append(parts, h.Capacity.Human())
+		line += h.Capacity.Human() + " "
 	}
+	line += h.Type.String()
 	if h.MaxAllocation != 0 && h.MaxAllocation != h.Capacity {
-		parts = append(parts, "at most "+h.MaxAllocation.Human()+" at once")
+		line += ", at most " + h.MaxAllocation.Human() + " at once"
 	}
-	return strings.Join(parts, ", ")
+	return line
 }
 
 // deviceJSON is one line of devices --format=json.

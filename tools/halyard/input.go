@@ -14,8 +14,9 @@ import (
 
 // input is what is replayed.
 type input struct {
-	name  string // as on the command line
-	trace *trace.Trace
+	name      string // as on the command line
+	trace     *trace.Trace
+	generated string // with which options, for a built-in workload
 }
 
 func workloadNames() []string {
@@ -34,25 +35,27 @@ func (a *app) load(ctx context.Context, names []string, o workload.Options) ([]i
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		t, err := a.loadOne(name, o)
+		in, err := a.loadOne(name, o)
 		if err != nil {
 			errs = append(errs, err)
 		}
-		inputs = append(inputs, input{name, t})
+		inputs = append(inputs, in)
 	}
 	return inputs, errors.Join(errs...)
 }
 
-func (a *app) loadOne(name string, o workload.Options) (*trace.Trace, error) {
+func (a *app) loadOne(name string, o workload.Options) (input, error) {
 	if w, ok := workload.Get(name); ok {
-		return w.Generate(o), nil
+		return input{name, w.Generate(o), fmt.Sprintf("seed %d, scale %d", o.Seed, o.Scale)}, nil
 	}
 	if name == "-" {
-		return trace.Read("standard input", a.stdin)
+		t, err := trace.Read("standard input", a.stdin)
+		return input{name: name, trace: t}, err
 	}
 	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
 		names := workloadNames()
-		return nil, fmt.Errorf("%q is neither a file nor a built-in workload (%s)%s", name, strings.Join(names, ", "), didYouMean(name, "", names))
+		return input{}, fmt.Errorf("%q is neither a file nor a built-in workload (%s)%s", name, strings.Join(names, ", "), didYouMean(name, "", names))
 	}
-	return trace.Open(name)
+	t, err := trace.Open(name)
+	return input{name: name, trace: t}, err
 }

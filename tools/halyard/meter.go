@@ -38,6 +38,8 @@ func (m *meter) progress(done, total int64) {
 			progressbar.OptionSetWriter(m.w),
 			progressbar.OptionSetDescription(m.name),
 			progressbar.OptionSetWidth(30),
+			progressbar.OptionSetPredictTime(false), // it begins late, so its guess would be wrong
+			progressbar.OptionSetElapsedTime(false),
 			progressbar.OptionThrottle(100*time.Millisecond),
 			progressbar.OptionClearOnFinish())
 	}
@@ -48,7 +50,6 @@ func (m *meter) progress(done, total int64) {
 func (m *meter) clear() {
 	if m.bar != nil {
 		_ = m.bar.Clear()
-		_ = m.bar.Exit()
 	}
 }
 

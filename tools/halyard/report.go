@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/halyard-go/halyard/hal"
@@ -41,7 +42,11 @@ func (a *app) printText(r *report) {
 	p := a.painter()
 	fmt.Fprintln(a.stdout, p.bold(r.name))
 	g := grid{indent: "  "}
-	g.row("trace", fmt.Sprintf("%s × %s", plural(len(r.trace.Events), "event"), plural(r.Passes, "pass")+", on "+plural(r.trace.Streams, "stream")))
+	what := fmt.Sprintf("%s on %s × %s", plural(len(r.trace.Events), "event"), plural(r.trace.Streams, "stream"), plural(r.Passes, "pass"))
+	if r.generated != "" {
+		what += ", generated with " + r.generated
+	}
+	g.row("trace", what)
 	g.row("device", fmt.Sprintf("%s, %s", r.device, plural(r.Queues, "queue")))
 	g.row("allocator", r.Allocator)
 	if r.Modelled != "" {
@@ -58,7 +63,7 @@ func (a *app) printText(r *report) {
 	g.row("peak held", fmt.Sprintf("%s, held/live %.3f", exact(r.PeakHeld), r.HeldOverLive()))
 	cache, source := r.Cache(), r.Source()
 	if total := cache.Hits + cache.Misses; total > 0 {
-		g.row("cache", fmt.Sprintf("%s (%s), %s, of %s", plural(cache.Hits, "hit"), percent(cache.Hits, total), plural(cache.Misses, "miss"), cache.Layer))
+		g.row("cache", fmt.Sprintf("%s (%.2f %%), %s, of %s", plural(cache.Hits, "hit"), 100*float64(cache.Hits)/float64(total), plural(cache.Misses, "miss"), layerName(cache)))
 	} else {
 		g.row("cache", "none: no layer keeps memory")
 	}
@@ -74,22 +79,28 @@ func (a *app) printText(r *report) {
 	g.row("kept idle", r.Retained.Human()+" after the last pass")
 	g.row("time", fmt.Sprintf("%s an event, as queue operation %s; M is %s", r.times(r.NSPerEvent), r.times(r.QueueNSPerEvent), ns(r.mutex)))
 	g.row("failures", r.failures(p))
-	g.row("verified", r.verdict(p))
+	g.row("checks", r.verdict(p))
 	g.write(a.stdout)
 }
 
 // printLayers prints the table of statistics.
 func (a *app) printLayers(r *report) {
 	g := grid{indent: "  ", right: true, header: []string{"layer", "allocs", "frees", "failed", "peak live", "peak held", "idle", "hits", "misses", "evicted"}}
-	for _, l := range r.Layers {
-		name, _, _ := strings.Cut(l.Layer, ":")
-		row := []string{name, thousands(l.Allocs), thousands(l.Frees), thousands(l.Failed), l.PeakLive.Human(), l.PeakHeld.Human(), l.Idle.Human()}
+	for i := range r.Layers {
+		l := &r.Layers[i]
+		row := []string{layerName(l), thousands(l.Allocs), thousands(l.Frees), thousands(l.Failed), l.PeakLive.Human(), l.PeakHeld.Human(), l.Idle.Human()}
 		for _, n := range []uint64{l.Hits, l.Misses, l.Evicted} {
 			row = append(row, thousands(n))
 		}
 		g.row(row...)
 	}
 	g.write(a.stdout)
+}
+
+// layerName is a layer without its options, which stand in the stack.
+func layerName(l *hal.LayerStats) string {
+	name, _, _ := strings.Cut(l.Layer, ":")
+	return name
 }
 
 func (r *report) failures(p painter) string {
@@ -128,13 +139,13 @@ func (r *report) verdict(p painter) string {
 // printSummary is a line for each of several inputs.
 func (a *app) printSummary(reports []*report) {
 	fmt.Fprintln(a.stdout)
-	g := grid{right: true, header: []string{"input", "events", "peak live", "peak held", "held/live", "driver calls", "ns/event", "×M", "queue ns/event", "×M", "failed", "problems"}}
+	g := grid{right: true, header: []string{"input", "events", "peak live", "held/live", "driver calls", "ns/event", "×M", "queue ns", "×M", "failed", "problems"}}
 	for _, r := range reports {
 		calls := uint64(0)
 		for _, n := range r.DriverCallsByPass {
 			calls += n
 		}
-		g.row(r.name, thousands(r.Events), r.PeakLive.Human(), r.PeakHeld.Human(), fmt.Sprintf("%.3f", r.HeldOverLive()), thousands(calls),
+		g.row(filepath.Base(r.name), thousands(r.Events), r.PeakLive.Human(), fmt.Sprintf("%.3f", r.HeldOverLive()), thousands(calls),
 			fmt.Sprintf("%.1f", r.NSPerEvent), fmt.Sprintf("%.1f", r.NSPerEvent/r.mutex),
 			fmt.Sprintf("%.1f", r.QueueNSPerEvent), fmt.Sprintf("%.1f", r.QueueNSPerEvent/r.mutex),
 			thousands(r.Failed()), thousands(len(r.Problems)+r.Unlisted))
@@ -157,8 +168,6 @@ func exact(n hal.Bytes) string {
 	}
 	return fmt.Sprintf("%s (%s bytes)", n.Human(), thousands(int64(n)))
 }
-
-func percent(n, of uint64) string { return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(of)) }
 
 func plural[T int | uint64](n T, noun string) string {
 	if n == 1 {

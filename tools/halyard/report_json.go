@@ -11,6 +11,7 @@ type reportJSON struct {
 	OK        bool   `json:"ok"`
 	Input     string `json:"input"`
 	Trace     string `json:"trace"`
+	Generated string `json:"generated"` // options of a built-in workload, or empty
 	Device    string `json:"device"`
 	Allocator string `json:"device_allocator"`
 	Modelled  string `json:"modelled"` // what is modelled and not measured, or empty
@@ -89,7 +90,7 @@ type reuseJSON struct {
 func (r *report) json() *reportJSON {
 	cache, source := r.Cache(), r.Source()
 	j := &reportJSON{
-		OK: r.OK(), Input: r.name, Trace: r.trace.Name, Device: r.device, Allocator: r.Allocator, Modelled: r.Modelled,
+		OK: r.OK(), Input: r.name, Trace: r.trace.Name, Generated: r.generated, Device: r.device, Allocator: r.Allocator, Modelled: r.Modelled,
 		Queues: r.Queues, Streams: r.trace.Streams, Passes: r.Passes, Verified: r.Verified,
 		Events: r.Events, Allocs: r.Allocs, Frees: r.Frees, Failed: r.Failed(), FailedByRun: map[string]uint64{},
 		Overlaps: r.Overlaps, LostBytes: r.LostBytes, Misplaced: r.Misplaced,

@@ -48,7 +48,8 @@ type arena struct {
 	heap   int
 	base   allocator.Allocator
 	config *Config
-	kind   allocator.Kind // heap and uses of a slab
+	usage  memory.Usage // of a slab: what the heap allows
+	most   memory.Bytes // of a slab that isn't one request's
 
 	mu     sync.Mutex
 	slots  allocator.Slots[node]
@@ -64,12 +65,14 @@ type arena struct {
 }
 
 func newArena(a *Allocator, heap int) (*arena, allocator.Outcome) {
-	ar := &arena{heap: heap, base: a.base, config: &a.config, slabs: make([]slab, 1)}
-	var usage memory.Usage
+	ar := &arena{heap: heap, base: a.base, config: &a.config, most: a.config.MaxSlab, slabs: make([]slab, 1)}
 	if heap < len(a.env.Heaps) {
-		usage = a.env.Heaps[heap].Usage
+		h := &a.env.Heaps[heap]
+		ar.usage = h.Usage
+		if h.MaxAllocation > 0 {
+			ar.most = min(ar.most, h.MaxAllocation)
+		}
 	}
-	ar.kind = allocator.MakeKind(heap, 1, usage, 0, 0)
 	ar.slots.Init(&ar.mu, a.env.Owner, uint32(heap))
 	ar.index.init(&ar.slots, a.config.MinBlock)
 	if v := virtual(a.base, heap); v != nil {
@@ -106,18 +109,23 @@ func (ar *arena) measure(r *allocator.Request) (need, align memory.Bytes, ok boo
 	return need, align, align-unit <= most && need <= most-(align-unit)
 }
 
-// glance bounds the free pieces that one search looks at under the lock, of those
-// that fit and, in a complete search, are ready.
-const glance = 12
+// Bounds of one search under the lock: the free pieces that it looks at, and of
+// those that would serve how many it chooses from. More choice was tried and gains
+// nothing.
+const (
+	glance  = 12
+	choices = 4
+)
 
 // search is one request looking for a free piece.
 type search struct {
 	ar          *arena
 	r           *allocator.Request
 	need, align memory.Bytes
-	left        int  // pieces still to look at
-	complete    bool // those that aren't ready don't count
-	floor       int64
+	left        int   // pieces still to look at
+	choose      int   // and to choose from
+	complete    bool  // those that aren't ready don't count
+	floor       int64 // whole pages broken anywhere
 
 	found  uint32
 	addr   uint64
@@ -126,14 +134,6 @@ type search struct {
 
 	second     uint32 // found with a wait
 	secondAddr uint64
-}
-
-func (ar *arena) search(r *allocator.Request, need, align memory.Bytes, complete bool) search {
-	s := search{ar: ar, r: r, need: need, align: align, left: glance, complete: complete}
-	if p := ar.pages; p != nil {
-		s.floor = p.mustBreak(need, ar.config.MinBlock)
-	}
-	return s
 }
 
 // fit returns the lowest aligned address in n, which is at least as large as
@@ -166,8 +166,8 @@ func (s *search) look(i uint32, n *node) bool {
 	if s.found == 0 || broken < s.broken {
 		s.found, s.addr, s.ground, s.broken = i, addr, g, broken
 	}
-	s.left--
-	return s.broken > s.floor && s.left > 0
+	s.choose--
+	return s.broken > s.floor && s.choose > 0 && s.skip()
 }
 
 // skip passes over a piece that doesn't serve.
@@ -181,13 +181,15 @@ func (s *search) skip() bool {
 
 // findLocked looks for a free piece and reports whether it found one.
 func (ar *arena) findLocked(s *search) bool {
+	if p := ar.pages; p != nil {
+		s.floor = p.mustBreak(s.need, ar.config.MinBlock)
+	}
 	s.walk()
 	if s.found != 0 {
 		return true
 	}
 	if p := ar.pages; p != nil && p.brink != 0 {
 		if n := ar.node(p.brink); n.size >= s.need {
-			s.left = 1
 			s.look(p.brink, n)
 			s.addr, _ = s.fit(n) // at its low end, whatever is mapped of the last hole
 		}
@@ -238,7 +240,7 @@ func (ar *arena) allocate(r allocator.Request) (allocator.Block, queue.Frontier,
 		ar.unlock()
 		return ar.fail(&r, allocator.Unsupported, queue.Frontier{})
 	}
-	s := ar.search(&r, need, align, false)
+	s := search{ar: ar, r: &r, need: need, align: align, left: glance, choose: choices}
 	if ar.findLocked(&s) {
 		if b, f, ok := ar.takeLocked(&s); ok {
 			ar.unlock()
@@ -255,7 +257,7 @@ func (ar *arena) allocate(r allocator.Request) (allocator.Block, queue.Frontier,
 
 // retryLocked is a complete search: what is ready by now serves r.
 func (ar *arena) retryLocked(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, bool) {
-	s := ar.search(r, need, align, true)
+	s := search{ar: ar, r: r, need: need, align: align, left: glance, choose: choices, complete: true}
 	if !ar.findLocked(&s) {
 		return allocator.Block{}, queue.Frontier{}, false
 	}
@@ -464,7 +466,7 @@ func (ar *arena) fail(r *allocator.Request, o allocator.Outcome, f queue.Frontie
 // waitLocked returns the frontier after which r can be served: that of the pending
 // piece freed first of those that fit.
 func (ar *arena) waitLocked(r *allocator.Request, need, align memory.Bytes) (queue.Frontier, bool) {
-	s := ar.search(r, need, align, true)
+	s := search{need: need, align: align}
 	first, age := uint32(0), uint64(0)
 	ar.eachFreeLocked(need, func(i uint32, n *node) bool {
 		if first != 0 && n.age >= age {

@@ -154,6 +154,7 @@ type Allocator struct {
 	config Config
 	arenas [allocator.MaxHeaps]atomic.Pointer[arena]
 	closed atomic.Bool
+	failed atomic.Uint64 // requests for which there was no arena
 }
 
 var (
@@ -213,6 +214,7 @@ func (a *Allocator) Allocate(r allocator.Request) (allocator.Block, queue.Fronti
 	if ar == nil {
 		var o allocator.Outcome
 		if ar, o = a.arena(r.Kind.Heap()); o != allocator.OK {
+			a.failed.Add(1)
 			return allocator.Block{}, queue.Frontier{}, o
 		}
 	}
@@ -252,7 +254,7 @@ func (a *Allocator) Trim(keep memory.Bytes) memory.Bytes {
 
 // Stats implements [allocator.Allocator]. Peaks are the sums of the heaps' peaks.
 func (a *Allocator) Stats() allocator.Stats {
-	var sum allocator.Stats
+	sum := allocator.Stats{Failed: a.failed.Load()}
 	for _, ar := range a.opened() {
 		s := ar.figures()
 		sum.Allocs += s.Allocs

@@ -386,6 +386,27 @@ func TestSlabsStepDownStrictlyAndEndAtTheNeed(t *testing.T) { // faults 40
 	require.EqualValues(t, 1, a.Stats().Failed)
 }
 
+func TestSlabsKeepToTheLargestAllocationOfTheHeap(t *testing.T) {
+	b := newFakeBase(t, 0)
+	b.record = true
+	heaps := memory.Heaps{{MaxAllocation: 3 * memory.MiB, Usage: memory.Transfer}}
+	a, err := New(b, &allocator.Env{Heaps: heaps}, Config{MinSlab: 16 * memory.MiB})
+	require.NoError(t, err)
+	mustAlloc(t, a, request(1, nil))
+	mustAlloc(t, a, request(4*memory.MiB, nil))
+	require.Equal(t, []string{"alloc 3145728", "alloc 4194304"}, b.log)
+	require.Equal(t, memory.Transfer, b.requests[0].Kind.Usage())
+}
+
+func TestARefusedRangeIsCounted(t *testing.T) {
+	v := newFakeVirtual(t, page, 0)
+	v.maxRange = 1
+	a := newBlock(t, v, Config{})
+	_, _, o := a.Allocate(request(1, nil))
+	require.Equal(t, allocator.Exhausted, o)
+	require.EqualValues(t, 1, a.Stats().Failed)
+}
+
 func TestACappedPoolReachesItsCap(t *testing.T) { // faults 8
 	b := newFakeBase(t, 1024*memory.MiB)
 	a := newBlock(t, b, Config{MinSlab: 256 * memory.MiB})
@@ -719,7 +740,9 @@ func TestPassHidesVirtualMemoryAlone(t *testing.T) {
 	a := newBlock(t, v, Config{})
 	_, ok := allocator.As[allocator.VirtualMemory](a)
 	require.False(t, ok)
-	_, ok = allocator.As[interface{ isMapped(uint64, memory.Bytes) bool }](a)
+	_, ok = allocator.As[interface {
+		isMapped(uint64, memory.Bytes) bool
+	}](a)
 	require.True(t, ok)
 }
 

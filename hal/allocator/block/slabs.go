@@ -48,7 +48,7 @@ func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allo
 				return ar.fail(r, allocator.Exhausted, queue.Frontier{})
 			}
 			ar.settleLocked(i)
-			s := ar.search(r, need, align, true)
+			s := search{ar: ar, r: r, need: need, align: align, left: glance, choose: choices, complete: true}
 			if ar.findLocked(&s) {
 				ar.detachLocked(s.found)
 				if b, f, ok := ar.carveLocked(s.found, s.addr, need, r); ok {
@@ -82,7 +82,7 @@ func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allo
 // the least: together they take about what one would.
 func (ar *arena) slabSizeLocked(need memory.Bytes) memory.Bytes {
 	c := ar.config
-	if need >= c.MaxSlab {
+	if need >= ar.most {
 		return need
 	}
 	size := c.MinSlab
@@ -91,7 +91,7 @@ func (ar *arena) slabSizeLocked(need memory.Bytes) memory.Bytes {
 	}
 	size = max(size, need)
 	round := max(c.MinBlock, min(c.MinSlab, defaultMinSlab))
-	return max(need, min((size+round-1)/round*round, c.MaxSlab)&^(c.MinBlock-1))
+	return max(need, min((size+round-1)/round*round, ar.most)&^(c.MinBlock-1))
 }
 
 // ask takes a slab of size bytes from the base, stepping down to what is needed if
@@ -99,7 +99,7 @@ func (ar *arena) slabSizeLocked(need memory.Bytes) memory.Bytes {
 func (ar *arena) ask(r *allocator.Request, size, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
 	const flags = allocator.NoOrdered | allocator.NoPolled | allocator.MayWait
 	up := allocator.Request{
-		Kind: allocator.MakeKind(ar.heap, align, ar.kind.Usage()|r.Kind.Usage(), r.Kind.Access(), r.Kind&flags),
+		Kind: allocator.MakeKind(ar.heap, align, ar.usage|r.Kind.Usage(), r.Kind.Access(), r.Kind&flags),
 		Who:  allocator.Who{Queue: r.Who.Queue},
 	}
 	for step := 1; ; step++ {

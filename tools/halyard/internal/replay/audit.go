@@ -120,7 +120,19 @@ func (a *auditor) place(id int32, b hal.Buffer, size hal.Bytes) {
 		a.r.problem("allocation %d asked for %d bytes at a multiple of %d and got %d at %#x",
 			id, int64(size), int64(hal.DefaultAlign), int64(b.Granted()), x.lo)
 	}
-	var over *interval
+	over := a.over(x)
+	if over != nil {
+		a.r.result.Overlaps++
+		a.r.problem("overlap: allocation %d at %#x to %#x lies over allocation %d, which is live at %#x to %#x",
+			id, x.lo, x.hi, over.id, over.lo, over.hi)
+		return
+	}
+	a.live.ReplaceOrInsert(x)
+	a.in[id] = true
+}
+
+// over returns a live buffer's interval that shares a byte with x, or nil.
+func (a *auditor) over(x interval) (over *interval) {
 	a.live.DescendLessOrEqual(x, func(y interval) bool {
 		if y.hi > x.lo {
 			over = &y
@@ -135,14 +147,7 @@ func (a *auditor) place(id int32, b hal.Buffer, size hal.Bytes) {
 			return false
 		})
 	}
-	if over != nil {
-		a.r.result.Overlaps++
-		a.r.problem("overlap: allocation %d at %#x to %#x lies over allocation %d, which is live at %#x to %#x",
-			id, x.lo, x.hi, over.id, over.lo, over.hi)
-		return
-	}
-	a.live.ReplaceOrInsert(x)
-	a.in[id] = true
+	return over
 }
 
 // lift takes a buffer out of the interval map.

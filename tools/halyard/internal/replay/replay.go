@@ -213,7 +213,7 @@ func (r *runner) notReleased(b hal.Buffer, id int32, err error) {
 }
 
 // chunkEvents is how many events pass between two looks at the context.
-const chunkEvents = 1 << 14
+const chunkEvents = 1 << 10
 
 // chunks calls body for one chunk of n events after the other, until ctx is done.
 // Progress is reported unless quiet.
