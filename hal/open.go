@@ -74,7 +74,7 @@ func AllocatorFlag() *allocator.Flag { return Allocators.Flag() }
 
 // Open opens a device: NAME or NAME:OPTIONS, such as host or
 // host:capacity=24GiB,queues=2. Errors in a spec are *spec.Error and show the place;
-// NAME:help is a HelpRequest for an allocator and spec.ErrHelp for a device.
+// help and NAME:help, for device and allocator alike, are a *HelpRequest.
 func Open(device string, opts ...Option) (*Device, error) {
 	o := options{allocators: Allocators, drivers: Drivers, log: zap.NewNop()}
 	for _, opt := range opts {

@@ -1,11 +1,15 @@
 package allocator
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/halyard-go/halyard/hal/spec"
 )
 
 // EnvironmentVariable names the stack where no flag does.
@@ -16,15 +20,21 @@ const EnvironmentVariable = "HALYARD_DEVICE_ALLOCATOR"
 type Flag struct {
 	registry *Registry
 	specs    []string
+	help     *HelpRequest
 }
 
 // Flag returns a flag whose values are checked against r when they are set.
 func (r *Registry) Flag() *Flag { return &Flag{registry: r} }
 
-// Set adds a spec. The value help, or NAME:help, is a [*HelpRequest], whose text is
-// what was asked for.
+// Set adds a spec. The values help and NAME:help are accepted here, because the
+// flag package makes text of an error; [Flag.Specs] then returns the [*HelpRequest].
 func (f *Flag) Set(text string) error {
-	if _, err := f.registry.parse([]string{text}); err != nil {
+	_, err := f.registry.parse(text)
+	if help, ok := errors.AsType[*HelpRequest](err); ok {
+		f.help = help
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	f.specs = append(f.specs, text)
@@ -51,37 +61,46 @@ func (f *Flag) Usage() string {
 }
 
 // Specs returns the stack asked for: the flag's, else that of the environment
-// variable HALYARD_DEVICE_ALLOCATOR, else none, which means the default. This is
-// the only place where Halyard reads the environment.
+// variable HALYARD_DEVICE_ALLOCATOR if it isn't empty, else none, which means the
+// default. It returns a [*HelpRequest] where help was asked for, and an error where
+// the layers can't be put together in this order. This is the only place where
+// Halyard reads the environment.
 func (f *Flag) Specs() ([]string, error) {
+	if f.help != nil {
+		return nil, f.help
+	}
 	if len(f.specs) > 0 {
-		return f.specs, nil
+		if _, err := f.registry.parse(f.specs...); err != nil {
+			return nil, err
+		}
+		return slices.Clone(f.specs), nil
 	}
 	text := os.Getenv(EnvironmentVariable)
 	if text == "" {
 		return nil, nil
 	}
-	if _, err := f.registry.parse([]string{text}); err != nil {
+	if _, err := f.registry.parse(text); err != nil {
+		if errors.Is(err, spec.ErrHelp) {
+			return nil, err
+		}
 		return nil, fmt.Errorf("%s: %w", EnvironmentVariable, err)
 	}
 	return []string{text}, nil
 }
 
-// HelpRequest is the error of a spec that asks for help. Its text is the help: a
-// program that offers the flag prints it and exits 0.
-type HelpRequest struct {
-	registry *Registry
-	layer    string
-}
+// HelpRequest is the error of a spec that asks for help: its text is what was asked
+// for, without a newline at the end. A program that offers the flag prints it and
+// exits 0.
+type HelpRequest = spec.HelpRequest
 
-func (h *HelpRequest) Error() string {
+func (r *Registry) help(layer string) *HelpRequest {
 	var b strings.Builder
-	if l, ok := h.registry.Get(h.layer); ok {
-		l.Table.Help(&b)
+	if l, ok := r.Get(layer); ok {
+		_ = l.Table.Help(&b) // a strings.Builder takes everything
 	} else {
-		h.registry.Help(&b)
+		r.Help(&b)
 	}
-	return strings.TrimRight(b.String(), "\n")
+	return &HelpRequest{Text: strings.TrimRight(b.String(), "\n")}
 }
 
 // Help lists the layers, a line each, and the grammar.

@@ -28,6 +28,7 @@ type Stack struct {
 }
 
 type namedLayer struct {
+	name string
 	text string // canonical spec
 	Allocator
 }
@@ -40,17 +41,14 @@ type namedLayer struct {
 //
 // Errors are [*spec.Error], which show the place, or of a layer's constructor.
 func (r *Registry) Build(env *Env, specs ...string) (*Stack, error) {
-	parsed, err := r.parse(specs)
+	if len(specs) == 0 {
+		specs = []string{"block"}
+	}
+	parsed, err := r.parse(specs...)
 	if err != nil {
 		return nil, err
 	}
 	info := env.Device.Info()
-	if len(parsed) == 0 {
-		parsed, err = r.parse([]string{"block"})
-		if err != nil {
-			return nil, err
-		}
-	}
 	if !parsed[0].layer.Source {
 		name := info.Direct
 		if parsed[0].layer.Slabs && len(info.Sources) > 0 {
@@ -59,7 +57,7 @@ func (r *Registry) Build(env *Env, specs ...string) (*Stack, error) {
 		if name == "" {
 			name = "raw"
 		}
-		source, err := r.parse([]string{name})
+		source, err := r.parse(name)
 		if err != nil {
 			return nil, fmt.Errorf("allocator: the device's source: %w", err)
 		}
@@ -70,14 +68,10 @@ func (r *Registry) Build(env *Env, specs ...string) (*Stack, error) {
 			Msg: fmt.Sprintf("device %s has no source %q", info.Name, name), Valid: info.Sources}
 	}
 	s := &Stack{env: env, unsent: func() memory.Bytes { return 0 }}
-	for i, p := range parsed {
-		if p.layer.Source && i > 0 {
-			return nil, &spec.Error{Text: p.text, Column: p.item.Column, Width: len(p.item.Name),
-				Msg: fmt.Sprintf("%s is a source: it must be the first layer", p.item.Name)}
-		}
+	for _, p := range parsed {
 		if err := s.add(p.layer, p.values, env); err != nil {
 			_ = s.Close()
-			return nil, fmt.Errorf("allocator: %s: %w", p.values, err)
+			return nil, fmt.Errorf("allocator: %s: %w", p.layer.Table.Name, err)
 		}
 	}
 	if last := parsed[len(parsed)-1].layer; !last.Mints {
@@ -103,7 +97,7 @@ func (s *Stack) add(l Layer, v *spec.Values, env *Env) error {
 	if err != nil {
 		return err
 	}
-	s.layers = append(s.layers, namedLayer{v.String(), a})
+	s.layers = append(s.layers, namedLayer{l.Table.Name, v.String(), a})
 	s.top = a
 	return nil
 }
@@ -115,33 +109,37 @@ type parsedLayer struct {
 	values *spec.Values
 }
 
-// parse reads specs without making anything.
-func (r *Registry) parse(specs []string) ([]parsedLayer, error) {
+// parse reads specs without making anything. They are read as one text, so that an
+// error shows the whole stack.
+func (r *Registry) parse(specs ...string) ([]parsedLayer, error) {
+	text := strings.Join(specs, "+")
+	items, err := spec.Split(text)
+	if err != nil {
+		return nil, err
+	}
 	var out []parsedLayer
-	for _, text := range specs {
-		items, err := spec.Split(text)
+	for i, it := range items {
+		l, ok := r.Get(it.Name)
+		if it.Name == "help" && !ok {
+			return nil, r.help("")
+		}
+		if !ok {
+			names := r.names()
+			return nil, &spec.Error{Text: text, Column: it.Column, Width: len(it.Name),
+				Msg: fmt.Sprintf("unknown allocator %q", it.Name), Valid: names, Nearest: spec.Nearest(it.Name, names)}
+		}
+		v, err := l.Table.ParseAt(text, it)
+		if errors.Is(err, spec.ErrHelp) {
+			return nil, r.help(it.Name)
+		}
 		if err != nil {
 			return nil, err
 		}
-		for _, it := range items {
-			l, ok := r.Get(it.Name)
-			if it.Name == "help" && !ok {
-				return nil, &HelpRequest{registry: r}
-			}
-			if !ok {
-				names := r.names()
-				return nil, &spec.Error{Text: text, Column: it.Column, Width: len(it.Name),
-					Msg: fmt.Sprintf("unknown allocator %q", it.Name), Valid: names, Nearest: spec.Nearest(it.Name, names)}
-			}
-			if it.Options == "help" {
-				return nil, &HelpRequest{registry: r, layer: it.Name}
-			}
-			v, err := l.Table.ParseAt(text, it)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, parsedLayer{text, it, l, v})
+		if l.Source && i > 0 {
+			return nil, &spec.Error{Text: text, Column: it.Column, Width: len(it.Name),
+				Msg: fmt.Sprintf("%s is a source: it must be the first layer", it.Name)}
 		}
+		out = append(out, parsedLayer{text, it, l, v})
 	}
 	return out, nil
 }
@@ -162,9 +160,10 @@ func (s *Stack) Top() Allocator { return s.top }
 // but waits for what nobody has signalled yet, for its reports.
 func (s *Stack) SetUnsent(f func() memory.Bytes) { s.unsent = f }
 
-// LayerStats are one layer's name and figures.
+// LayerStats are one layer's name, its spec in full, and its figures.
 type LayerStats struct {
 	Layer string `json:"layer"`
+	Spec  string `json:"spec"`
 	Stats
 }
 
@@ -172,7 +171,7 @@ type LayerStats struct {
 func (s *Stack) Stats() []LayerStats {
 	out := make([]LayerStats, 0, len(s.layers))
 	for _, l := range slices.Backward(s.layers) {
-		out = append(out, LayerStats{l.text, l.Stats()})
+		out = append(out, LayerStats{l.name, l.text, l.Stats()})
 	}
 	return out
 }

@@ -1,8 +1,10 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/halyard-go/halyard/hal/spec"
@@ -57,7 +59,18 @@ func (r *Registry) Get(name string) (Driver, bool) {
 	return d, ok
 }
 
-// Open opens the device that text names: NAME or NAME:OPTIONS.
+// help lists the drivers, a line each.
+func (r *Registry) help() *spec.HelpRequest {
+	lines := []string{"--device=NAME[:OPTIONS]; NAME:help shows a device's options"}
+	for _, n := range r.Names() {
+		d, _ := r.Get(n)
+		lines = append(lines, fmt.Sprintf("  %s  %s", n, d.Table().Summary))
+	}
+	return &spec.HelpRequest{Text: strings.Join(lines, "\n")}
+}
+
+// Open opens the device that text names: NAME or NAME:OPTIONS. For help and NAME:help
+// it returns a [*spec.HelpRequest].
 func (r *Registry) Open(text string) (Device, error) {
 	items, err := spec.Split(text)
 	if err != nil {
@@ -68,12 +81,20 @@ func (r *Registry) Open(text string) (Device, error) {
 		return nil, &spec.Error{Text: text, Column: items[1].Column, Width: len(items[1].Name), Msg: "one device at a time"}
 	}
 	d, ok := r.Get(it.Name)
+	if it.Name == "help" && !ok {
+		return nil, r.help()
+	}
 	if !ok {
 		names := r.Names()
 		return nil, &spec.Error{Text: text, Column: it.Column, Width: len(it.Name), Msg: fmt.Sprintf("unknown device %q", it.Name),
 			Valid: names, Nearest: spec.Nearest(it.Name, names)}
 	}
 	values, err := d.Table().ParseAt(text, it)
+	if errors.Is(err, spec.ErrHelp) {
+		var b strings.Builder
+		_ = d.Table().Help(&b) // a strings.Builder takes everything
+		return nil, &spec.HelpRequest{Text: strings.TrimRight(b.String(), "\n")}
+	}
 	if err != nil {
 		return nil, err
 	}

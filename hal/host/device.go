@@ -21,13 +21,14 @@ import (
 const (
 	deviceHeap = iota
 	hostHeap
+	sharedHeap
 )
 
 // Device is host memory played as a device. Make it with [Open].
 type Device struct {
 	config  Config      // immutable
 	inform  driver.Info // immutable
-	heaps   [2]*heap    // immutable
+	heaps   [3]*heap    // immutable
 	service *queue.Queue
 
 	spaces atomic.Pointer[[]area] // of all heaps and imports, by address; changed under mu
@@ -97,8 +98,13 @@ func (c Config) info(pages bool) driver.Info {
 				Type:  memory.HostLocal | memory.HostVisible | memory.HostCoherent | memory.HostCached | memory.DeviceVisible,
 				Usage: memory.Transfer | memory.Dispatch | memory.Mapping | sharing, Capacity: c.HostCapacity, MinAlignment: Alignment,
 			},
+			sharedHeap: {
+				Name:  "shared",
+				Type:  memory.DeviceLocal | memory.HostVisible | memory.HostCoherent,
+				Usage: memory.Transfer | memory.Dispatch | memory.Mapping | sharing, Capacity: c.HostCapacity, MinAlignment: Alignment,
+			},
 		},
-		Sources: sources, Direct: "pool", Queues: c.Queues, Modelled: c.modelled(),
+		Sources: sources, Direct: "raw", Queues: c.Queues, Modelled: c.modelled(),
 	}
 }
 
@@ -173,7 +179,7 @@ func (d *Device) View(addr uint64, size memory.Bytes) ([]byte, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	if a, ok := d.area(addr); ok && a.heap != hostHeap {
+	if a, ok := d.area(addr); ok && a.heap == deviceHeap {
 		return nil, fmt.Errorf("host: view of %#x: heap %s is not host_visible: %w", addr, d.heaps[a.heap].name, driver.ErrUnsupported)
 	}
 	return d.bytes(addr, int64(size))
@@ -324,10 +330,14 @@ func (d *Device) addArea(a area) bool {
 
 // spend makes a modelled call last.
 func spend(d time.Duration) {
-	if d >= 100*time.Microsecond {
-		time.Sleep(d)
-		return
+	start := time.Now()
+	if d > 2*sleepSlack {
+		time.Sleep(d - sleepSlack)
 	}
-	for start := time.Now(); time.Since(start) < d; {
+	for time.Since(start) < d {
 	}
 }
+
+// sleepSlack is by how much a sleep may be late: timers have about a millisecond's
+// resolution on many systems, and the rest is spent in a loop.
+const sleepSlack = 2 * time.Millisecond

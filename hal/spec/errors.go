@@ -11,6 +11,16 @@ import (
 // ErrHelp is returned for the options "help": the user asks for [Table.Help].
 var ErrHelp = errors.New("spec: help requested")
 
+// HelpRequest is the error of a spec that asks for help. Its text is the help: a
+// program prints it and exits 0. It matches [ErrHelp].
+type HelpRequest struct{ Text string }
+
+// Error returns the help, which ends without a newline.
+func (h *HelpRequest) Error() string { return h.Text }
+
+// Is makes it match [ErrHelp].
+func (h *HelpRequest) Is(target error) bool { return target == ErrHelp }
+
 // Error reports what is wrong with a specification, and where.
 type Error struct {
 	Text    string   // the whole text; empty if there is none to show

@@ -165,6 +165,9 @@ func (v *Values) lookup(key part) (i int, heap memory.HeapKey, err error) {
 	if len(t.Options) == 0 {
 		return 0, heap, errorAt(v.text, key.span(), "unknown heap %q", key.text).among(key.text, e.Valid)
 	}
+	if f := Nearest(key.text, names(t.Heaps.Fields)); f != "" {
+		return 0, heap, errorAt(v.text, key.span(), "%s is set for a heap: %s:*=%s:… or another heap for the *", f, t.Name, f)
+	}
 	return 0, heap, errorAt(v.text, key.span(), "unknown option or heap %q", key.text).
 		among(key.text, slices.Concat(names(t.Options), e.Valid))
 }

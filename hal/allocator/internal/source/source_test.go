@@ -325,7 +325,7 @@ func TestMisuseHasDistinctOutcomes(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		for want, reqs := range map[allocator.Outcome][]allocator.Request{
-			allocator.Unsupported: {request(2, 1), request(15, 1)},
+			allocator.Unsupported: {request(3, 1), request(15, 1)},
 			allocator.TooLarge:    {request(0, memory.MaxBytes), request(0, memory.MaxBytes-255)},
 			allocator.Exhausted:   {request(0, capacity+1), request(1, capacity+1), {Size: 256, Kind: allocator.MakeKind(0, 1<<62, 0, 0, 0)}},
 		} {
