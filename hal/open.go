@@ -48,7 +48,7 @@ func (f optionFunc) apply(o *options) { f(o) }
 
 // WithAllocator chooses the allocator stack, innermost layer first, each spec one
 // layer or several joined by '+'. Without it, and with no specs, the stack is block
-// over the device's best source.
+// over the device's best source. Given twice, the second list goes on top of the first.
 func WithAllocator(specs ...string) Option {
 	return optionFunc(func(o *options) { o.specs = append(o.specs, specs...) })
 }

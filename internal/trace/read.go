@@ -161,7 +161,7 @@ func (p *parser) allocate(id, size, stream []byte) error {
 		return err
 	}
 	if dense, ok := p.lookup(name); ok {
-		return p.errorf("id %d allocated twice (first on line %d)", name, p.allocLine[dense])
+		return p.errorf("id %d used twice (first on line %d): an id names one allocation of the trace", name, p.allocLine[dense])
 	}
 	n, err := p.number("size", size)
 	if err != nil {

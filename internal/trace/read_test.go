@@ -103,9 +103,9 @@ func TestReadErrors(t *testing.T) {
 		{"too few to free", "f\n", `t.trace:1: want "f ID [STREAM]", got 1 fields`},
 		{"too many to free", "a 1 1\nf 1 2 3 4 5\n", `t.trace:2: want "f ID [STREAM]", got 6 fields`},
 
-		{"allocated twice", "# c\n\na 7 1\na 8 1\na 7 1\n", `t.trace:5: id 7 allocated twice (first on line 3)`},
-		{"allocated twice, first id", "a 0 1\na 0 1\n", `t.trace:2: id 0 allocated twice (first on line 1)`},
-		{"allocated again after a free", "a 7 1\nf 7\na 7 1\n", `t.trace:3: id 7 allocated twice (first on line 1)`},
+		{"allocated twice", "# c\n\na 7 1\na 8 1\na 7 1\n", `t.trace:5: id 7 used twice (first on line 3): an id names one allocation of the trace`},
+		{"allocated twice, first id", "a 0 1\na 0 1\n", `t.trace:2: id 0 used twice (first on line 1): an id names one allocation of the trace`},
+		{"allocated again after a free", "a 7 1\nf 7\na 7 1\n", `t.trace:3: id 7 used twice (first on line 1): an id names one allocation of the trace`},
 		{"free of unknown", "a 1 1\nf 2\n", `t.trace:2: id 2 freed but not allocated before`},
 		{"free before allocation", "a 1 1\nf 0\na 0 1\n", `t.trace:2: id 0 freed but not allocated before`},
 		{"freed twice", "a 1 1\nf 1\nf 1\n", `t.trace:3: id 1 freed twice (first on line 2)`},

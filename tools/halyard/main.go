@@ -9,14 +9,19 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/halyard-go/halyard/hal"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, func() {
+		stop()                      // a second signal ends the process at once
+		time.Sleep(2 * time.Second) // so does an end that doesn't come: a read that blocks, a slow device
+		os.Exit(exitInterrupted)
+	})
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
-	stop()
 	os.Exit(code)
 }
 

@@ -67,12 +67,12 @@ func (a *app) printText(r *report) {
 	} else {
 		g.row("cache", "none: no layer keeps memory")
 	}
-	calls := source.SourceAllocs + source.SourceFrees
+	calls := r.DriverCalls()
 	g.row("driver calls", fmt.Sprintf("%s to take, %s to give back; %s, %s",
 		thousands(source.SourceAllocs), thousands(source.SourceFrees), plural(source.Maps, "map"), plural(source.Unmaps, "unmap")))
 	avoided := fmt.Sprintf("%s of %s", thousands(int64(r.Direct)-int64(calls)), thousands(r.Direct))
 	if r.Passes > 1 {
-		avoided += fmt.Sprintf("; calls of any kind in the first pass %s, in the last %s",
+		avoided += fmt.Sprintf("; made %s in the first pass, %s in the last",
 			thousands(r.DriverCallsByPass[0]), thousands(r.DriverCallsByPass[r.Passes-1]))
 	}
 	g.row("  avoided", avoided)

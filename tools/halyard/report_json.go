@@ -97,7 +97,7 @@ func (r *report) json() *reportJSON {
 		PeakLive: int64(r.PeakLive), PeakHeld: int64(r.PeakHeld), HeldOverLive: r.HeldOverLive(), Retained: int64(r.Retained),
 		SourceAllocs: source.SourceAllocs, SourceFrees: source.SourceFrees, Maps: source.Maps, Unmaps: source.Unmaps,
 		PagesCreated: source.Created, PagesReleased: source.Released,
-		CallsAvoided:       int64(r.Direct) - int64(source.SourceAllocs+source.SourceFrees),
+		CallsAvoided:       int64(r.Direct) - int64(r.DriverCalls()),
 		SourceAllocsByPass: r.SourceAllocsByPass, DriverCallsByPass: r.DriverCallsByPass,
 		CacheLayer: cache.Layer, CacheHits: cache.Hits, CacheMisses: cache.Misses,
 		NSPerEvent: r.NSPerEvent, QueueNSPerEvent: r.QueueNSPerEvent, MutexNS: r.mutex, Seconds: r.Took.Seconds(),

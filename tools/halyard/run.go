@@ -35,7 +35,9 @@ func (a *app) runCommand() *cobra.Command {
 what it took. An INPUT is the name of a built-in workload (--list), the path of
 a trace, text or gzip (.trace, .trace.gz), or - for a trace on standard input. A
 trace has one event a line: "a ID BYTES [STREAM]" allocates, "f ID [STREAM]"
-frees, "#" begins a comment. (For a file called like a workload write ./NAME.)
+frees, a line that begins with "#" is a comment. Numbers are decimal, BYTES has
+no unit, an ID is used once in a trace, STREAM is 0 to 4095 and 0 if absent. (For
+a file called like a workload write ./NAME.)
 
 What is run. Each INPUT is replayed several times, each on a freshly opened
 device:
@@ -57,15 +59,16 @@ What is reported.
   peak held     most bytes taken from the driver at one time
   cache         requests that the outermost layer that keeps memory served from
                 what it had (hits) and from below (misses)
-  driver calls  that took and gave memory, and apart from these those that mapped
-                and unmapped pages; avoided is how many fewer than one for every
-                allocation and every release
+  driver calls  that took and gave memory, and those that mapped and unmapped
+                pages; avoided is how many fewer all of them are than one for
+                every allocation and every release
   time          nanoseconds an event (one allocation or one free) of the last
                 pass, handles included; parsing, opening, checking and the
                 release of what is left excluded. M is an uncontended lock and
                 unlock of a mutex in the same process: compare machines by it
 Counts are totals over all passes. Layers are listed outermost first, their
-figures are those after the last pass.
+figures are those after the last pass; "failed" in a layer's line counts each
+search it could not serve, also where trimming and asking again then did.
 
 --format=json prints one object a line for each INPUT, sizes in bytes, times in
 nanoseconds. "events" counts the events of the trace times the passes; "failed"
@@ -87,7 +90,7 @@ given, layers joined by '+'. NO_COLOR turns colours off.`,
 	f := c.Flags()
 	f.StringVar(&o.device, "device", "host", "device, as NAME[:OPTIONS]; \"help\" lists them, NAME:help its options")
 	f.Var(o.stack, "device_allocator", o.stack.Usage())
-	f.IntVar(&o.queues, "queues", 0, "queues to open (default: the device's, or one for each stream if that is more)")
+	f.IntVar(&o.queues, "queues", 0, "queues to open (default: the device's, or one for each stream if that is more, as far as the device has as many)")
 	f.IntVar(&o.passes, "passes", 1, "how often each INPUT is replayed; caches stay warm between passes")
 	f.BoolVar(&o.verify, "verify", false, "check every buffer for overlap and lost bytes")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of built-in workloads")

@@ -92,15 +92,6 @@ func (x *index) from(c int) int {
 	return w<<6 | bits.TrailingZeros64(x.floor[w])
 }
 
-// last returns the last class that has blocks, or -1.
-func (x *index) last() int {
-	if x.roof == 0 {
-		return -1
-	}
-	w := 63 - bits.LeadingZeros64(x.roof)
-	return w<<6 | (63 - bits.LeadingZeros64(x.floor[w]))
-}
-
 func (x *index) node(i uint32) *node { return &x.slots.At(i).Value }
 
 // insert adds the free block in slot i.
@@ -229,22 +220,4 @@ func (x *index) ascend(size memory.Bytes, visit func(i uint32, n *node) bool) {
 			return
 		}
 	}
-}
-
-// largest returns the size of the largest block, or 0.
-func (x *index) largest() memory.Bytes {
-	c := x.last()
-	if c < 0 {
-		return 0
-	}
-	if t := x.class[c].tree; t != nil {
-		e, _ := t.Max()
-		return e.size
-	}
-	size := memory.Bytes(0)
-	for i := x.class[c].head; i != 0; {
-		n := x.node(i)
-		size, i = n.size, n.down
-	}
-	return size
 }

@@ -93,6 +93,10 @@ func (r *Result) OK() bool { return r.Failed() == 0 && len(r.Problems) == 0 }
 // Source is the innermost layer: what was asked of the driver.
 func (r *Result) Source() *hal.LayerStats { return &r.Layers[len(r.Layers)-1] }
 
+// DriverCalls is how often the driver was asked in all: to take and give memory, to
+// map and unmap it.
+func (r *Result) DriverCalls() uint64 { return driverCalls(r.Source()) }
+
 // Cache is the outermost layer that serves from memory it kept, or the outermost
 // layer at all if there is none.
 func (r *Result) Cache() *hal.LayerStats {
