@@ -687,3 +687,37 @@ func BenchmarkMutex(b *testing.B) {
 		m.Unlock()
 	}
 }
+
+// Frees on other queues than the uses, at a quarter of the capacity: no request
+// fails, and what is held stays near what is live.
+func TestUnorderedFreesAcrossQueuesDontStarveAnyone(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB,queues=4", func(t *testing.T, d *hal.Device) {
+		ctx := soon(t)
+		var failed atomic.Int64
+		var wg sync.WaitGroup
+		for g := range 4 {
+			wg.Go(func() {
+				for i := range 100 {
+					b, err := d.Queue(g).Alloca(ctx, hal.Params{Size: hal.Bytes(1+(i+g)%4) * hal.MiB}, nil, nil)
+					if err != nil {
+						if failed.Add(1) == 1 {
+							t.Log(err)
+						}
+						continue
+					}
+					done := hal.NewSemaphore(0)
+					if d.Queue(g).Fill(b.All(), []byte{1}, nil, done.At(1)) != nil ||
+						d.Queue((g+i)%4).Dealloca(b, nil, nil) != nil || done.Wait(ctx, 1) != nil {
+						failed.Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.Zero(t, failed.Load())
+		for _, q := range d.Queues() {
+			require.NoError(t, q.Drain(ctx))
+		}
+		emptied(t, d)
+	})
+}

@@ -118,10 +118,16 @@ type ladder struct {
 	layer   int // next to trim, counted from the outermost
 	waits   []pendingBytes
 	rounds  int
+	again   int  // asked again because memory was on its way
+	swept   bool // trimmed since anything was pending
 	called  int
 	rungs   []Rung
 	cause   error
 }
+
+// maxAgain bounds how often one walk asks again because memory is on its way: for
+// some tens of milliseconds.
+const maxAgain = 64
 
 // maxRounds bounds how often the ladder looks for new pending frees: others may
 // free and take while it waits.
@@ -181,18 +187,31 @@ func (l *ladder) step() (gained memory.Bytes, more bool) {
 // wait waits for the oldest pending free, then trims, so that what was waited for
 // gets to where it is needed.
 func (l *ladder) wait() (memory.Bytes, bool) {
-	if !l.wish.Unknown() && !l.wish.Reached() {
-		l.waits = append([]pendingBytes{{l.wish, 0}}, l.waits...)
-	}
+	wish := l.wish
 	l.wish = queue.Frontier{}
+	switch {
+	case wish.Unknown():
+	case !wish.Reached():
+		l.waits = append([]pendingBytes{{wish, 0}}, l.waits...)
+	case l.again < maxAgain && l.ctx.Err() == nil:
+		// Memory is on its way between layers: another call moves it or gives it back.
+		l.again++
+		time.Sleep(min(time.Duration(l.again)*20*time.Microsecond, time.Millisecond))
+		return 0, true
+	}
 	if len(l.waits) == 0 {
 		if l.rounds++; l.rounds > maxRounds {
 			return 0, false
 		}
 		if l.waits = l.pending(); len(l.waits) == 0 {
-			return 0, false
+			if l.swept {
+				return 0, false
+			}
+			l.swept = true // what was pending a moment ago may be idle by now
+			return l.trim(0), true
 		}
 	}
+	l.swept = false
 	p := l.waits[0]
 	l.waits = l.waits[1:]
 	if err := p.after.Wait(l.ctx); err != nil {
@@ -230,9 +249,21 @@ func (l *ladder) settle(b Block, f queue.Frontier) (Block, queue.Frontier, error
 	if l.r.Reuse(f) != ReuseNo {
 		return b, f, nil
 	}
+	// Another block may do now, while this one is out of the way.
+	if other, g, o := l.top.Allocate(l.r); o == OK {
+		if l.r.Reuse(g) != ReuseNo {
+			l.top.Free(b, f)
+			return other, g, nil
+		}
+		l.top.Free(other, g)
+	}
 	if err := f.Wait(l.ctx); err != nil {
 		l.top.Free(b, f)
-		return Block{}, queue.Frontier{}, err
+		if errors.Is(err, ErrLost) {
+			return Block{}, queue.Frontier{}, err
+		}
+		l.cause = err
+		return Block{}, queue.Frontier{}, l.oom(l)
 	}
 	return b, queue.ReadyNow(), nil
 }

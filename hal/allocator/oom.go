@@ -212,6 +212,9 @@ func advice(e *OOMError, o Outcome) string {
 	case e.Pending >= e.Asked:
 		return "memory enough is pending: allow a longer wait (context), or let queues finish before allocating"
 	case e.Cached+max(0, e.DriverFree) >= e.Asked && e.LargestFree < e.Asked:
+		if strings.Contains(e.Stack, "vmm+block") {
+			return "fragmented: enough is free but not in one piece, in pages that are partly in use; allocate long-lived buffers first"
+		}
 		return "fragmented: enough is free but not in one piece; use block over vmm (pages can move), or allocate long-lived buffers first"
 	case e.DriverTotal != Unknown && e.DriverFree != Unknown && e.DriverTotal-e.DriverFree-e.Held >= e.Asked:
 		return fmt.Sprintf("held by others: %s of the device is in use outside this stack", (e.DriverTotal - e.DriverFree - e.Held).Human())

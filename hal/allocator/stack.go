@@ -225,10 +225,12 @@ func (s *Stack) Trim(ctx context.Context, keep memory.Bytes, wait bool) (memory.
 	return max(0, before-s.Source().Held), err
 }
 
-func (s *Stack) trim(keep memory.Bytes) {
+// trim trims every layer, outermost first, and returns what they gave in all.
+func (s *Stack) trim(keep memory.Bytes) (gave memory.Bytes) {
 	for _, l := range slices.Backward(s.layers) {
-		l.Trim(keep)
+		gave += l.Trim(keep)
 	}
+	return gave
 }
 
 // Close gives all idle memory back and closes the layers, outermost first. What is

@@ -269,7 +269,7 @@ func TestALayerThatIgnoresTimeIsSlowNeverWrong(t *testing.T) {
 	s := x.build(t, "raw+hoard")
 	q, step := manualQueue(t)
 	ctx := context.Background()
-	r := Request{Size: 100, Who: Who{Queue: q.ID()}}
+	r := Request{Size: 600, Who: Who{Queue: q.ID()}} // the base has no room for another
 	b, _, err := s.Allocate(ctx, r)
 	require.NoError(t, err)
 	p := submit(t, q)

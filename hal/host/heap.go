@@ -51,6 +51,10 @@ type heap struct {
 	name  string
 	size  memory.Bytes // the capacity
 
+	// shedding is held while blocks go from the pool to the heap, so that whoever finds
+	// no room can tell that none is on its way. Taken before mu.
+	shedding sync.Mutex
+
 	mu     sync.Mutex
 	closed bool
 	space  space

@@ -157,6 +157,8 @@ func (d *Device) poolHeap(i int) (*heap, error) {
 		return nil, err
 	}
 	dry := d.dry()
+	h.shedding.Lock()
+	defer h.shedding.Unlock()
 	h.mu.Lock()
 	h.pool.settle()
 	var out []*span
@@ -207,13 +209,25 @@ func (d *Device) growPool(h *heap, size, align memory.Bytes) (*span, error) {
 	if err == nil {
 		return s, nil
 	}
-	h.mu.Lock()
-	out := h.shedLocked(0)
-	h.mu.Unlock()
-	if given, _ := d.shrink(h, out); given == 0 {
-		return nil, err
+	h.shedding.Lock() // nobody else has blocks between the pool and the heap
+	defer h.shedding.Unlock()
+	for given := memory.Bytes(1); given > 0; {
+		h.mu.Lock()
+		h.pool.settle()
+		s := h.pool.reuse(size, align)
+		h.mu.Unlock()
+		if s != nil {
+			return s, nil
+		}
+		if s, err = h.alloc(kindPool, size, align); err == nil {
+			return s, nil
+		}
+		h.mu.Lock()
+		out := h.shedLocked(0)
+		h.mu.Unlock()
+		given, _ = d.shrink(h, out)
 	}
-	return h.alloc(kindPool, size, align)
+	return nil, err
 }
 
 // PoolFree implements [driver.Pool].
@@ -269,6 +283,8 @@ func (d *Device) PoolTrim(heap int, keep memory.Bytes) (memory.Bytes, error) {
 	if err != nil {
 		return 0, err
 	}
+	h.shedding.Lock()
+	defer h.shedding.Unlock()
 	h.mu.Lock()
 	h.pool.settle()
 	out := h.shedLocked(max(0, keep))

@@ -65,6 +65,14 @@ func (f Frontier) Unknown() bool { return f == Frontier{} }
 // q is given next. This is the common case of reuse, two comparisons.
 func (f Frontier) On(q ID) bool { return f.set == setPoint && f.queue == q && q != 0 }
 
+// Queue returns the queue of a frontier of exactly one point, else 0.
+func (f Frontier) Queue() ID {
+	if f.set != setPoint {
+		return 0
+	}
+	return f.queue
+}
+
 // Waitable reports whether an operation may be made to wait for f: its points
 // are known and exact. Unknown frontiers and the overflow set are polled only.
 func (f Frontier) Waitable() bool {

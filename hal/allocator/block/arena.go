@@ -61,7 +61,12 @@ type arena struct {
 	asked  memory.Bytes    // slabs being asked for
 	clock  uint64          // frees so far
 	turns  uint64          // times that growing changed what is mapped or held
-	closed bool
+	busy   int             // calls of the base in progress: memory is on its way
+	seams  []seam          // not merged yet, oldest first
+	pieces []seam          // scratch of coalesceLocked
+
+	moreSeams bool // there are others
+	closed    bool
 }
 
 func newArena(a *Allocator, heap int) (*arena, allocator.Outcome) {
@@ -243,6 +248,7 @@ func (ar *arena) allocate(r allocator.Request) (allocator.Block, queue.Frontier,
 	s := search{ar: ar, r: &r, need: need, align: align, left: glance, choose: choices}
 	if ar.findLocked(&s) {
 		if b, f, ok := ar.takeLocked(&s); ok {
+			ar.mendLocked()
 			ar.unlock()
 			return b, f, allocator.OK
 		}
@@ -257,6 +263,7 @@ func (ar *arena) allocate(r allocator.Request) (allocator.Block, queue.Frontier,
 
 // retryLocked is a complete search: what is ready by now serves r.
 func (ar *arena) retryLocked(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, bool) {
+	ar.coalesceForLocked(r)
 	s := search{ar: ar, r: r, need: need, align: align, left: glance, choose: choices, complete: true}
 	if !ar.findLocked(&s) {
 		return allocator.Block{}, queue.Frontier{}, false
@@ -339,6 +346,7 @@ func (ar *arena) free(b allocator.Block, after queue.Frontier) allocator.Outcome
 		return allocator.OK
 	}
 	ar.attachLocked(i)
+	ar.mendLocked()
 	closed := ar.closed
 	ar.unlock()
 	if closed {
@@ -384,20 +392,126 @@ func (ar *arena) fuseLocked(i uint32) {
 }
 
 // mergeLocked makes one detached piece of the detached i and its neighbours in the
-// same state, and returns it.
+// same state, and returns it. Free neighbours merge where that makes neither wait
+// for the other; where it would, they stay apart by a seam.
 func (ar *arena) mergeLocked(i uint32) uint32 {
-	n := ar.node(i)
-	if q := n.next; q != 0 && ar.node(q).state == n.state {
-		ar.detachLocked(q)
-		ar.fuseLocked(i)
+	for {
+		n := ar.node(i)
+		if p := n.prev; p != 0 && ar.node(p).state == n.state {
+			if ar.fusibleLocked(p, i) {
+				ar.detachLocked(p)
+				ar.fuseLocked(p)
+				i = p
+				continue
+			}
+			ar.seamLocked(p)
+		}
+		if q := n.next; q != 0 && ar.node(q).state == n.state {
+			if ar.fusibleLocked(i, q) {
+				ar.detachLocked(q)
+				ar.fuseLocked(i)
+				continue
+			}
+			ar.seamLocked(i)
+		}
+		return i
 	}
-	if p := n.prev; p != 0 && ar.node(p).state == n.state {
-		ar.detachLocked(p)
-		ar.fuseLocked(p)
-		return p
-	}
-	return i
 }
+
+// fusibleLocked reports whether merging the neighbours i and j, in the same state,
+// costs nothing: they are ready at the same time. Memory that is ready must not
+// become pending because something pending is freed beside it: under load on several
+// queues all free memory would end up in one piece that is never ready.
+func (ar *arena) fusibleLocked(i, j uint32) bool {
+	if ar.node(i).state == hollow {
+		return true
+	}
+	f, g := ar.slots.ReadyLocked(i), ar.slots.ReadyLocked(j)
+	if f == g {
+		return true
+	}
+	if q := f.Queue(); q != 0 && q == g.Queue() {
+		return true
+	}
+	return f.Reached() && g.Reached()
+}
+
+// seam is a free piece whose upper neighbour was free but not ready at the same
+// time. By now it may be something else.
+type seam struct {
+	slot uint32
+	addr uint64
+}
+
+// maxSeams bounds those that are remembered one by one; beyond that a walk over all
+// free pieces finds them.
+const maxSeams = 64
+
+func (ar *arena) seamLocked(i uint32) {
+	if len(ar.seams) < maxSeams {
+		ar.seams = append(ar.seams, seam{i, ar.node(i).addr})
+		return
+	}
+	ar.moreSeams = true
+}
+
+// mendLocked looks at the seam remembered longest, and closes it if it can: memory
+// that an idle queue frees is whole again one call later.
+func (ar *arena) mendLocked() {
+	if len(ar.seams) == 0 {
+		return
+	}
+	s := ar.seams[0]
+	ar.seams = ar.seams[:copy(ar.seams, ar.seams[1:])]
+	if n := ar.node(s.slot); n.state != free || n.addr != s.addr || n.next == 0 || ar.node(n.next).state != free {
+		return
+	}
+	ar.detachLocked(s.slot)
+	ar.attachLocked(s.slot) // which remembers it again if it stays
+}
+
+// coalesceLocked closes every seam whose sides may be merged.
+func (ar *arena) coalesceLocked(mayMerge func(f, g queue.Frontier) bool) {
+	if len(ar.seams) == 0 && !ar.moreSeams {
+		return
+	}
+	ar.seams, ar.moreSeams = ar.seams[:0], false
+	pieces := ar.pieces[:0]
+	ar.eachFreeLocked(ar.config.MinBlock, func(i uint32, n *node) bool {
+		if n.next != 0 && ar.node(n.next).state == free {
+			pieces = append(pieces, seam{i, n.addr})
+		}
+		return true
+	})
+	for _, s := range pieces {
+		i := s.slot
+		n := ar.node(i)
+		if n.state != free || n.addr != s.addr {
+			continue // merged into the one below
+		}
+		for n.next != 0 && ar.node(n.next).state == free {
+			if !mayMerge(ar.slots.ReadyLocked(i), ar.slots.ReadyLocked(n.next)) {
+				ar.seamLocked(i)
+				break
+			}
+			ar.detachLocked(i)
+			ar.detachLocked(n.next)
+			ar.fuseLocked(i)
+			ar.settleLocked(i)
+		}
+	}
+	ar.pieces = pieces
+}
+
+// coalesceForLocked closes the seams between what r may have at once, and between
+// what is reached.
+func (ar *arena) coalesceForLocked(r *allocator.Request) {
+	ready := func(f queue.Frontier) bool { return r.Reuse(f) < allocator.ReuseWait || f.Reached() }
+	ar.coalesceLocked(func(f, g queue.Frontier) bool { return ready(f) && ready(g) })
+}
+
+func bothReached(f, g queue.Frontier) bool { return f.Reached() && g.Reached() }
+func always(_, _ queue.Frontier) bool      { return true }
 
 // settleLocked enters the free or hollow piece i, which has no neighbour in the
 // same state.
@@ -464,23 +578,36 @@ func (ar *arena) fail(r *allocator.Request, o allocator.Outcome, f queue.Frontie
 }
 
 // waitLocked returns the frontier after which r can be served: that of the pending
-// piece freed first of those that fit.
+// run of free pieces freed first of those that fit.
 func (ar *arena) waitLocked(r *allocator.Request, need, align memory.Bytes) (queue.Frontier, bool) {
+	if !waits(r) {
+		return queue.Frontier{}, false
+	}
 	s := search{need: need, align: align}
-	first, age := uint32(0), uint64(0)
-	ar.eachFreeLocked(need, func(i uint32, n *node) bool {
-		if first != 0 && n.age >= age {
+	best, age, found := queue.Frontier{}, uint64(0), false
+	ar.eachFreeLocked(ar.config.MinBlock, func(i uint32, n *node) bool {
+		if n.prev != 0 && ar.node(n.prev).state == free {
+			return true // looked at from the lowest piece of the run
+		}
+		run, after := *n, ar.slots.ReadyLocked(i)
+		for j := n.next; j != 0 && ar.node(j).state == free; j = ar.node(j).next {
+			m := ar.node(j)
+			run.size += m.size
+			run.age = max(run.age, m.age)
+			after = queue.Join(after, ar.slots.ReadyLocked(j))
+		}
+		if run.size < need || found && run.age >= age {
 			return true
 		}
-		if _, fits := s.fit(n); fits && !ar.slots.ReadyLocked(i).Reached() {
-			first, age = i, n.age
+		if _, fits := s.fit(&run); fits {
+			best, age, found = after, run.age, true
 		}
 		return true
 	})
-	if first == 0 || !waits(r) {
+	if !found {
 		return queue.Frontier{}, false
 	}
-	return ar.slots.ReadyLocked(first), true
+	return best, true
 }
 
 // waits reports whether memory that is reached would do for r.
@@ -590,6 +717,7 @@ func (ar *arena) drain() memory.Bytes {
 	}
 	ar.shrink(memory.MaxBytes)
 	ar.mu.Lock()
+	ar.coalesceLocked(always)
 	left := memory.Bytes(0)
 	ar.eachFreeLocked(ar.pages.page, func(i uint32, n *node) bool {
 		if n.slab == 0 && !ar.slots.ReadyLocked(i).Reached() {

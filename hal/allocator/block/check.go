@@ -92,7 +92,7 @@ func (ar *arena) walkLocked(t *tally, first, id uint32, addr uint64, size memory
 			return fmt.Errorf("piece %d at %#x+%d, want one at %#x that ends by %#x", i, n.addr, n.size, addr, end)
 		case n.prev != prev || n.slab != id:
 			return fmt.Errorf("piece %d has neighbour %d in slab %d, want %d in %d", i, n.prev, n.slab, prev, id)
-		case n.state == before && (n.state == free || n.state == hollow):
+		case n.state == before && (n.state == hollow || n.state == free && ar.slots.ReadyLocked(prev) == ar.slots.ReadyLocked(i)):
 			return fmt.Errorf("pieces %d and %d are not merged", prev, i)
 		}
 		mapped := true

@@ -292,9 +292,11 @@ func (ar *arena) growPages(r *allocator.Request, need, align memory.Bytes) (allo
 			short = int64((need + ar.pages.page - 1) >> ar.pages.shift)
 		} else if g, ok := ar.prepareLocked(h, need, supply); ok {
 			turns := ar.turns
+			ar.busy++
 			ar.unlock()
 			o = g.run(ar.pages)
 			ar.mu.Lock()
+			ar.busy--
 			if o == allocator.OK {
 				if b, f, ok := ar.enterLocked(&g, r); ok {
 					ar.unlock()
@@ -317,6 +319,9 @@ func (ar *arena) growPages(r *allocator.Request, need, align memory.Bytes) (allo
 		f, wait := ar.waitLocked(r, need, align)
 		if !wait {
 			f, wait = ar.waitForPagesLocked(short, h.addr, need)
+		}
+		if !wait && ar.busy > 0 { // what another call has put aside is soon free again
+			f, wait = queue.ReadyNow(), true
 		}
 		ar.unlock()
 		if wait {
@@ -664,6 +669,8 @@ func (ar *arena) shrink(want memory.Bytes) memory.Bytes {
 	p := ar.pages
 	var g growth
 	ar.mu.Lock()
+	ar.coalesceLocked(bothReached)
+	ar.busy++
 	runs := ar.runsLocked()
 	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(b.addr, a.addr) })
 	left := int64(want >> p.shift)
@@ -697,6 +704,7 @@ func (ar *arena) shrink(want memory.Bytes) memory.Bytes {
 		}
 	}
 	ar.leaveLocked(&g)
+	ar.busy--
 	ar.unlock()
 	return gave
 }

@@ -30,6 +30,7 @@ func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allo
 			size = ar.slabSizeLocked(need)
 		}
 		ar.asked += size
+		ar.busy++
 		excess := ar.excessLocked()
 		ar.unlock()
 
@@ -40,6 +41,7 @@ func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allo
 
 		ar.mu.Lock()
 		ar.asked -= size
+		ar.busy--
 		if o == allocator.OK {
 			i := ar.addSlabLocked(got, f, false)
 			if i == 0 {
@@ -232,6 +234,11 @@ func (ar *arena) returnSlabs(want memory.Bytes, all bool) memory.Bytes {
 	}
 	var list []idle
 	ar.mu.Lock()
+	if all {
+		ar.coalesceLocked(always)
+	} else {
+		ar.coalesceLocked(bothReached)
+	}
 	for id := range ar.slabs {
 		s := &ar.slabs[id]
 		i := ar.wholeLocked(s)
@@ -254,10 +261,14 @@ func (ar *arena) returnSlabs(want memory.Bytes, all bool) memory.Bytes {
 		ar.dropSlabLocked(list[k].id)
 		ar.stats.Evicted++
 	}
+	ar.busy++
 	ar.unlock()
 	for _, s := range list {
 		ar.base.Free(s.block, s.ready)
 	}
+	ar.mu.Lock()
+	ar.busy--
+	ar.unlock()
 	return gave
 }
 
@@ -280,6 +291,9 @@ func (ar *arena) waitForSlabs(r *allocator.Request, need, align memory.Bytes) (q
 		if sum += s.block.Size; sum >= need {
 			return after, true
 		}
+	}
+	if ar.busy > 0 { // what another call is asking for, or giving back, may do
+		return queue.ReadyNow(), true
 	}
 	return queue.Frontier{}, false
 }
