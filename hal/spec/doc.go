@@ -1,8 +1,8 @@
 // Package spec is the grammar of devices and allocator layers on a command line,
 // and the option tables behind it.
 //
-//	NAME[:OPTIONS]            one layer:  caching:max_bytes=4GiB
-//	NAME[:OPTIONS]+NAME...    a stack:    block+caching+limit:max=16GiB
+//	NAME[:OPTIONS]            one layer:  block:growth=5%
+//	NAME[:OPTIONS]+NAME...    a stack:    vmm+block+caching:waste=1.25
 //
 // OPTIONS is a list of NAME=VALUE separated by commas. A layer may also take
 // heap items, HEAPKEY=FIELDS, where FIELDS are values by position separated by
@@ -21,7 +21,7 @@
 // it, so that the four can't drift apart:
 //
 //	var table = &spec.Table{
-//		Name:    "limit",
+//		Name:    "quota", // of a program of your own
 //		Summary: "refuses what would exceed a cap",
 //		Options: []spec.Option{{
 //			Name: "max", Kind: spec.Size, Default: "*", Min: "1B", Unlimited: true,
@@ -31,7 +31,7 @@
 //
 //	v, err := table.Parse("max=16gib")
 //	v.Size("max") // 16 GiB
-//	v.String()    // "limit:max=16GiB"
+//	v.String()    // "quota:max=16GiB"
 //
 // For every text that a table accepts, parsing what [Values.String] prints gives
 // the same values, and printing those gives the same text.

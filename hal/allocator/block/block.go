@@ -163,6 +163,7 @@ var (
 	_ allocator.Idler        = (*Allocator)(nil)
 	_ allocator.LiveLister   = (*Allocator)(nil)
 	_ allocator.PeakResetter = (*Allocator)(nil)
+	_ allocator.Checker      = (*Allocator)(nil)
 )
 
 // New returns a suballocator over base. It takes nothing from base yet.
@@ -195,6 +196,20 @@ func (a *Allocator) arena(heap int) (*arena, allocator.Outcome) {
 		ar.close()
 	}
 	return a.arenas[heap].Load(), allocator.OK
+}
+
+// Check implements [allocator.Checker]: the pieces tile their slab or range, the index
+// holds the free ones, and the counts are their sums.
+func (a *Allocator) Check() error {
+	for _, ar := range a.opened() {
+		ar.mu.Lock()
+		err := ar.checkLocked()
+		ar.mu.Unlock()
+		if err != nil {
+			return fmt.Errorf("heap %d: %w", ar.heap, err)
+		}
+	}
+	return nil
 }
 
 // opened returns the arenas that exist.

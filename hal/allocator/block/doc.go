@@ -31,9 +31,9 @@
 //	         ▲                  │
 //	         └──────────────────┘ growth failed
 //
-// Free is mapped and nobody's; hollow is unmapped whole pages. Two free neighbours
-// are one piece, and so are two hollow ones. A page is mapped if any part of it is
-// free, live or aside:
+// Free is mapped and nobody's; hollow is unmapped whole pages. Hollow neighbours are
+// one piece, and so are free neighbours that are ready at the same time (see Time). A
+// page is mapped if any part of it is free, live or aside:
 //
 //	page        0       1       2       3       4       5       6 …
 //	        ┌───────┬───────┬───────┬───────┬───────┬───────┬───────
@@ -46,7 +46,16 @@
 //
 // Every free piece has a frontier, and is handed out only where
 // [allocator.Request.Reuse] allows it. Splitting copies the frontier to both halves,
-// merging joins it. A piece that isn't ready never hides one that is: the search
+// merging joins it.
+//
+// Neighbours merge at once if that makes neither wait for the other: both are free
+// after the same point, after points of one queue, or reached. Otherwise they stay
+// apart by a seam: merged, all free memory under load on several queues would become
+// one piece that is never ready, and every request would grow. A seam is closed by
+// one of the next calls once both sides are reached, and before anything is taken
+// from the base all seams are closed between pieces that the request may have.
+//
+// A piece that isn't ready never hides one that is: the search
 // goes on past a few of them at once, and past all of them before anything is taken
 // from the base. Hollow pages have no frontier; what is unmapped, moved or given
 // back is always reached.
