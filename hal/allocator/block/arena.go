@@ -263,7 +263,7 @@ func (ar *arena) allocate(r allocator.Request) (allocator.Block, queue.Frontier,
 
 // retryLocked is a complete search: what is ready by now serves r.
 func (ar *arena) retryLocked(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, bool) {
-	ar.coalesceForLocked(r)
+	ar.coalesceForLocked(r, need, align)
 	s := search{ar: ar, r: r, need: need, align: align, left: glance, choose: choices, complete: true}
 	if !ar.findLocked(&s) {
 		return allocator.Block{}, queue.Frontier{}, false
@@ -470,8 +470,8 @@ func (ar *arena) mendLocked() {
 	ar.attachLocked(s.slot) // which remembers it again if it stays
 }
 
-// coalesceLocked closes every seam whose sides may be merged.
-func (ar *arena) coalesceLocked(mayMerge func(f, g queue.Frontier) bool) {
+// coalesceLocked closes every seam whose sides, in slots i and j, may be merged.
+func (ar *arena) coalesceLocked(mayMerge func(i, j uint32) bool) {
 	if len(ar.seams) == 0 && !ar.moreSeams {
 		return
 	}
@@ -490,7 +490,7 @@ func (ar *arena) coalesceLocked(mayMerge func(f, g queue.Frontier) bool) {
 			continue // merged into the one below
 		}
 		for n.next != 0 && ar.node(n.next).state == free {
-			if !mayMerge(ar.slots.ReadyLocked(i), ar.slots.ReadyLocked(n.next)) {
+			if !mayMerge(i, n.next) {
 				ar.seamLocked(i)
 				break
 			}
@@ -503,15 +503,39 @@ func (ar *arena) coalesceLocked(mayMerge func(f, g queue.Frontier) bool) {
 	ar.pieces = pieces
 }
 
-// coalesceForLocked closes the seams between what r may have at once, and between
-// what is reached.
-func (ar *arena) coalesceForLocked(r *allocator.Request) {
-	ready := func(f queue.Frontier) bool { return r.Reuse(f) < allocator.ReuseWait || f.Reached() }
-	ar.coalesceLocked(func(f, g queue.Frontier) bool { return ready(f) && ready(g) })
+// coalesceForLocked closes the seams between what r may have at once. What is
+// reached is merged with what is not, and so can't move or go back, only where r then
+// fits.
+func (ar *arena) coalesceForLocked(r *allocator.Request, need, align memory.Bytes) {
+	s := search{need: need, align: align}
+	ar.coalesceLocked(func(i, j uint32) bool {
+		f, g := ar.slots.ReadyLocked(i).Reached(), ar.slots.ReadyLocked(j).Reached()
+		switch {
+		case f && g:
+			return true
+		case !ar.readyLocked(r, i) || !ar.readyLocked(r, j):
+			return false
+		case f == g:
+			return true
+		}
+		for k := ar.node(i).prev; k != 0 && ar.readyLocked(r, k); k = ar.node(i).prev {
+			i = k
+		}
+		run := *ar.node(i)
+		for k := run.next; k != 0 && ar.readyLocked(r, k); k = ar.node(k).next {
+			run.size += ar.node(k).size
+		}
+		_, fits := s.fit(&run)
+		return run.size >= need && fits
+	})
 }
 
-func bothReached(f, g queue.Frontier) bool { return f.Reached() && g.Reached() }
-func always(_, _ queue.Frontier) bool      { return true }
+// bothReachedLocked is for coalesceLocked: what is reached stays so.
+func (ar *arena) bothReachedLocked(i, j uint32) bool {
+	return ar.slots.ReadyLocked(i).Reached() && ar.slots.ReadyLocked(j).Reached()
+}
+
+func always(_, _ uint32) bool { return true }
 
 // settleLocked enters the free or hollow piece i, which has no neighbour in the
 // same state.

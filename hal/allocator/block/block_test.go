@@ -315,6 +315,18 @@ func TestWholePagesMoveButGrowthComesFirst(t *testing.T) {
 	require.Equal(t, []string{"grow 5+2", "grow 5+1", "move 1→6+1"}, s.base.log)
 }
 
+func TestPagesThatCannotMoveYetAreTakenFirst(t *testing.T) {
+	// x could take eight whole pages, or nine of which one is missing. Those under b
+	// are in use by x's own queue: good enough for x, but not to be moved to where
+	// more are missing.
+	s := newStage(t, true, 0, Config{})
+	s.set("zzz.|bbbb|bbbb|bbbb|bbbb|bbbb|bbbb|bbbb|bbbb|____|____|____|..cc|ddd.|...e")
+	s.base.capacity = s.base.held
+	require.Equal(t, "ok", s.do("-d,-b q1"))
+	require.Equal(t, "ok", s.do("x=33 q1 align 4"))
+	require.Equal(t, "zzz:|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|x:::|____|____|..cc|____|...e", s.picture())
+}
+
 func TestGivingBackAndMakingAnewIsTheLastResort(t *testing.T) {
 	s := newStage(t, true, 12*unit, Config{})
 	s.set("aaaa|....|bb..")

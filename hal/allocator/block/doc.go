@@ -68,9 +68,10 @@
 // then the smallest, then the lowest. The brink, next to the tail of pages that were
 // never mapped, counts as infinitely large, so a second pass of the same requests
 // finds every place where the first one did, and mapped. If nothing mapped serves,
-// a hole is chosen in which the fewest whole pages are taken, then the fewest
-// have to be mapped, then the tightest, then the lowest; its missing pages are
-// made, or taken from where whole pages are free when the device has no more.
+// a hole is chosen in which the fewest whole pages are taken (those that could be
+// moved elsewhere count first), then the fewest have to be mapped, then the tightest,
+// then the lowest; its missing pages are made, or taken from where whole pages are
+// free when the device has no more.
 //
 // # Concurrency and lock order
 //

@@ -171,21 +171,24 @@ type span struct {
 	slot      uint32
 	addr, end uint64
 	hollow    bool
+	reached   bool // or hollow: its whole pages could move, or be mapped elsewhere
 }
 
 // hole is a place for a request that needs pages to be mapped.
 type hole struct {
 	slot    uint32 // the piece in which it begins; 0: none
 	addr    uint64
-	taken   int64        // whole pages of the hole that it touches, mapped or not
+	cost    int64        // whole pages that it touches and that would serve elsewhere
+	taken   int64        // whole pages that it touches, those still in use by the device too
 	missing int64        // unmapped pages that it touches
 	size    memory.Bytes // of the hole
 }
 
-// better orders the places for a request: with the fewest whole pages taken the
-// most are left to be moved to where they are needed.
+// better orders the places for a request. The one of the least cost can be made
+// whenever any can: it leaves the most pages to be moved to where they are missing.
 func (h *hole) better(o *hole) bool {
 	return o.slot == 0 || cmp.Or(
+		cmp.Compare(h.cost, o.cost),
 		cmp.Compare(h.taken, o.taken),
 		cmp.Compare(h.missing, o.missing),
 		cmp.Compare(h.size, o.size),
@@ -200,11 +203,11 @@ func (ar *arena) bestHoleLocked(r *allocator.Request, need, align memory.Bytes) 
 	for i := p.hollow; i != 0; i = ar.node(i).down {
 		low := i
 		n := ar.node(i)
-		if j := n.prev; j != 0 && ar.readyLocked(r, j) {
+		for j := n.prev; j != 0 && ar.readyLocked(r, j); j = ar.node(j).prev {
 			low = j
-			if k := ar.node(j).prev; k != 0 && ar.node(k).state == hollow {
-				continue // the hole is looked at from there
-			}
+		}
+		if k := ar.node(low).prev; k != 0 && ar.node(k).state == hollow {
+			continue // the hole is looked at from there
 		}
 		spans := p.spans[:0]
 		for j := low; j != 0; {
@@ -212,7 +215,7 @@ func (ar *arena) bestHoleLocked(r *allocator.Request, need, align memory.Bytes) 
 			if m.state != hollow && !ar.readyLocked(r, j) {
 				break
 			}
-			spans = append(spans, span{j, m.addr, m.end(), m.state == hollow})
+			spans = append(spans, span{j, m.addr, m.end(), m.state == hollow, ar.slots.ReadyLocked(j).Reached()})
 			j = m.next
 		}
 		p.spans = spans
@@ -232,7 +235,6 @@ func (p *pages) choose(best *hole, spans []span, need, align memory.Bytes, last 
 	if end-start < uint64(need) {
 		return
 	}
-	lo, hi := p.up(start), p.down(end)
 	size := memory.Bytes(end - start)
 	if last {
 		size = memory.MaxBytes
@@ -246,13 +248,18 @@ func (p *pages) choose(best *hole, spans []span, need, align memory.Bytes, last 
 		}
 		for ; spans[from].end <= addr; from++ {
 		}
-		h := hole{slot: spans[from].slot, addr: addr, taken: p.taken(lo, hi, addr, need), size: size}
+		h := hole{slot: spans[from].slot, addr: addr, size: size}
 		for _, s := range spans[from:] {
 			if s.addr >= addr+uint64(need) {
 				break
 			}
+			w := p.taken(p.up(s.addr), p.down(s.end), addr, need)
+			h.taken += w
 			if s.hollow {
-				h.missing += p.taken(p.down(s.addr), p.down(s.end), addr, need)
+				h.missing += w
+			}
+			if s.reached {
+				h.cost += w
 			}
 		}
 		if h.better(best) {
@@ -669,7 +676,7 @@ func (ar *arena) shrink(want memory.Bytes) memory.Bytes {
 	p := ar.pages
 	var g growth
 	ar.mu.Lock()
-	ar.coalesceLocked(bothReached)
+	ar.coalesceLocked(ar.bothReachedLocked)
 	ar.busy++
 	runs := ar.runsLocked()
 	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(b.addr, a.addr) })

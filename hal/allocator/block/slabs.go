@@ -237,7 +237,7 @@ func (ar *arena) returnSlabs(want memory.Bytes, all bool) memory.Bytes {
 	if all {
 		ar.coalesceLocked(always)
 	} else {
-		ar.coalesceLocked(bothReached)
+		ar.coalesceLocked(ar.bothReachedLocked)
 	}
 	for id := range ar.slabs {
 		s := &ar.slabs[id]
