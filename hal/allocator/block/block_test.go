@@ -324,7 +324,7 @@ func TestPagesThatCannotMoveYetAreTakenFirst(t *testing.T) {
 	s.base.capacity = s.base.held
 	require.Equal(t, "ok", s.do("-d,-b q1"))
 	require.Equal(t, "ok", s.do("x=33 q1 align 4"))
-	require.Equal(t, "zzz:|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|x:::|____|____|..cc|____|...e", s.picture())
+	require.Equal(t, "zzz.|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|xxxx|x:::|____|____|..cc|____|...e", s.picture())
 }
 
 func TestGivingBackAndMakingAnewIsTheLastResort(t *testing.T) {
