@@ -39,15 +39,24 @@ func newQueue(t testing.TB, hook Hook) *Queue {
 	return q
 }
 
+// manualWorkers are those of the running test: queues wait for each other, so they
+// are drained together.
+var manualWorkers []*Worker
+
 func manualQueue(t testing.TB, hook Hook) (*Queue, *Worker) {
 	var w *Worker
 	q := New(Options{
 		Executor: func(q *Queue) Executor { w = NewWorker(q, callRunner{}, true); return w },
 		Hook:     hook,
 	})
+	manualWorkers = append(manualWorkers, w)
 	t.Cleanup(func() {
 		q.Close()
-		for w.Step() {
+		for moved := true; moved; {
+			moved = false
+			for _, w := range manualWorkers {
+				moved = w.Step() || moved
+			}
 		}
 	})
 	return q, w
