@@ -212,15 +212,15 @@ func (s *Stack) Trim(ctx context.Context, keep memory.Bytes, wait bool) (memory.
 	var err error
 	for wait && err == nil {
 		pending := s.pending()
-		if len(pending) == 0 {
-			break
-		}
 		for _, p := range pending {
 			if err = p.after.Wait(ctx); err != nil {
 				break
 			}
 		}
-		s.trim(keep)
+		s.trim(keep) // also where nothing is pending any more: it was, a moment ago
+		if len(pending) == 0 {
+			break
+		}
 	}
 	return max(0, before-s.Source().Held), err
 }

@@ -264,5 +264,4 @@ func TestEnds(t *testing.T) {
 
 func TestMutexNS(t *testing.T) {
 	require.Positive(t, MutexNS())
-	require.Equal(t, MutexNS(), MutexNS(), "measured once")
 }
