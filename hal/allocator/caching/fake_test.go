@@ -221,12 +221,39 @@ func manualQueue(t testing.TB) manual {
 		m.w = queue.NewWorker(q, nop{}, true)
 		return m.w
 	}})
+	workers.add(m.w)
 	t.Cleanup(func() {
 		m.Close()
-		for m.w.Step() {
-		}
+		workers.drain()
 	})
 	return m
+}
+
+// workers are those of manual queues: they wait for each other, so they are drained
+// together.
+var workers crew
+
+type crew struct {
+	mu   sync.Mutex
+	list []*queue.Worker
+}
+
+func (p *crew) add(w *queue.Worker) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.list = append(p.list, w)
+}
+
+func (p *crew) drain() {
+	p.mu.Lock()
+	list := p.list
+	p.mu.Unlock()
+	for moved := true; moved; {
+		moved = false
+		for _, w := range list {
+			moved = w.Step() || moved
+		}
+	}
 }
 
 // work issues an operation, which is not over before a step.
