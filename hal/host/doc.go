@@ -15,8 +15,10 @@
 //	0  device  device_local                    raw, pool and (Linux) pages
 //	1  host    host_local, coherent, cached,   raw and pool; View works
 //	           device_visible
+//	2  shared  device_local, host_visible,     raw and pool; View works
+//	           coherent
 //
-// Both are ordinary memory of the process; the device heap can't be viewed, so
+// All are ordinary memory of the process; the device heap can't be viewed, so
 // that a program that forgets to stage its data fails here as it would on a GPU.
 //
 // A heap's capacity is a number: address space is reserved as it is needed, and
@@ -60,15 +62,15 @@
 //
 // The host's memory calls take microseconds, a GPU driver's many times that.
 // [Config.AllocCost] and [Config.FreeCost] make each call that takes or gives
-// memory or a mapping last longer: 100 µs and more are slept, less is spent in a
-// loop. [driver.Info] says in Modelled that these times aren't measured.
+// memory or a mapping last longer: the last milliseconds are spent in a loop, since
+// a sleep is that late on many systems. [driver.Info] says in Modelled that these times aren't measured.
 //
 // # Concurrency and locks
 //
 // All methods are safe for concurrent use. The locks are leaves: nothing of
 // hal/queue that takes a queue's lock is called under them. In order:
 //
-//	heap.mu → Device.mu, and heap.mu → locks of internal/vmem
+//	heap.shedding → heap.mu → Device.mu, and heap.mu → locks of internal/vmem
 //	runner.mu → locks of internal/vmem
 //
 // System calls that commit or decommit run without heap.mu.

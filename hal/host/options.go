@@ -32,7 +32,7 @@ var table = &spec.Table{
 		"so the capacity may be far more than the machine has.",
 	Options: []spec.Option{
 		{Name: "capacity", Kind: spec.Size, Default: "64GiB", Min: "4KiB", Max: "1PiB", Help: "size of the device-local heap"},
-		{Name: "host_capacity", Kind: spec.Size, Min: "4KiB", Max: "1PiB", Help: "size of the host-visible heap; not given, that of the device-local heap"},
+		{Name: "host_capacity", Kind: spec.Size, Min: "4KiB", Max: "1PiB", Help: "size of the host-visible heap, and of the shared one; not given, that of the device-local heap"},
 		{Name: "queues", Kind: spec.Count, Default: "4", Min: "1", Max: "256", Help: "queues opened with the device"},
 		{Name: "granularity", Kind: spec.Size, Default: "2MiB", Min: "4KiB", Max: "1GiB", Help: "size of a page for vmm, a power of two and a multiple of the system's page"},
 		{Name: "alloc_cost", Kind: spec.Duration, Default: "0", Help: "modelled time of a call that takes or maps memory"},
@@ -56,7 +56,7 @@ var systemPage = memory.Bytes(vmem.PageSize())
 // Config says what device to play. The zero value is the default device.
 type Config struct {
 	Capacity     memory.Bytes // of the device-local heap; 0 is 64 GiB
-	HostCapacity memory.Bytes // of the host-visible heap; 0 is Capacity
+	HostCapacity memory.Bytes // of the host-visible heap and of the shared one; 0 is Capacity
 	Queues       int          // opened with the device by hal; 0 is 4
 	Granularity  memory.Bytes // of pages; 0 is 2 MiB
 	AllocCost    time.Duration
