@@ -133,6 +133,10 @@ func (b Buffer) use(f Frontier) error {
 // code outside Halyard use [Buffer.Export], which takes that code into account.
 func (b Buffer) Address() uint64 { return b.block.Addr }
 
+// Block is b as the layer that minted it knows it: for tests and tools that tell
+// buffers apart by identity. It is not the caller's to free.
+func (b Buffer) Block() allocator.Block { return b.block }
+
 // Export returns the raw device pointer for work outside Halyard. From then on b
 // may be in use by work that nobody declares: once released it is free after
 // everything issued in the process until its release. Owners who know better
@@ -145,8 +149,8 @@ func (b Buffer) Export() (uintptr, error) {
 }
 
 // Map returns b's bytes, for memory that is host-visible. It waits, until ctx is
-// done, for everything issued on b so far; the caller keeps later operations on b
-// and its own accesses apart. While b is mapped it can't be released. Each Map
+// done, for everything issued on b, also meanwhile; the caller keeps operations
+// issued later and its own accesses apart. While b is mapped it can't be released. Each Map
 // wants an [Buffer.Unmap].
 func (b Buffer) Map(ctx context.Context) ([]byte, error) {
 	d := b.Device()
@@ -173,8 +177,13 @@ func (d *Device) view(ctx context.Context, b Buffer) ([]byte, error) {
 	if h := d.info.Heaps[i.Kind.Heap()]; !h.Type.Has(memory.HostVisible) {
 		return nil, fmt.Errorf("%w: heap %s is %v, not host_visible", ErrUnsupported, h.Name, h.Type)
 	}
-	if err := i.Uses.Wait(ctx); err != nil {
-		return nil, err
+	for !i.Uses.Reached() { // while it waits, what was deferred may have been issued
+		if err := i.Uses.Wait(ctx); err != nil {
+			return nil, err
+		}
+		if i, err = b.info(); err != nil {
+			return nil, err
+		}
 	}
 	if i.Asked == 0 {
 		return []byte{}, nil

@@ -27,7 +27,7 @@ func (d *Device) Close(ctx context.Context) error {
 		return nil
 	}
 	d.closing.Store(true)
-	queues := d.Queues()
+	queues := d.all()
 	lost := slices.ContainsFunc(queues, func(q *Queue) bool { return q.queue.Lost() != nil })
 	if !lost {
 		if err := d.settle(ctx, queues); err != nil {

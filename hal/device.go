@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -34,8 +35,9 @@ type Device struct {
 	imports  sync.WaitGroup // release callbacks to come
 	releases sync.Map       // of imported buffers, by slot: func()
 
-	mu     sync.Mutex // guards queues; taken before any queue's lock
+	mu     sync.Mutex // guards queues and ended; taken before any queue's lock
 	queues []*Queue
+	ended  []*Queue // closed, with work still in flight
 
 	closeMu sync.Mutex // guards the rest; taken before all others
 	closed  bool
@@ -221,6 +223,26 @@ func (d *Device) NewQueue() (*Queue, error) {
 	hq := &Queue{device: d, queue: q}
 	d.queues = append(d.queues, hq)
 	return hq, nil
+}
+
+// end takes a queue that is being closed off the list of open ones. It is remembered
+// until its work is over: Close waits for it.
+func (d *Device) end(q *Queue) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := slices.Index(d.queues, q)
+	if i < 0 {
+		return
+	}
+	d.queues = slices.Delete(d.queues, i, i+1)
+	d.ended = append(slices.DeleteFunc(d.ended, func(q *Queue) bool { return q.queue.Issued().Reached() }), q)
+}
+
+// all returns the open queues, and those closed with work in flight.
+func (d *Device) all() []*Queue {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Concat(d.queues, d.ended)
 }
 
 // Compatibility says what a request would get.

@@ -191,15 +191,7 @@ func (q *Queue) Drain(ctx context.Context) error { return q.queue.Drain(ctx) }
 // memory that was freed on it is there for all. It doesn't wait; [Queue.Drain] does.
 // Idempotent.
 func (q *Queue) Close() {
-	d := q.device
-	d.mu.Lock()
-	for i, have := range d.queues {
-		if have == q {
-			d.queues = append(d.queues[:i:i], d.queues[i+1:]...)
-			break
-		}
-	}
-	d.mu.Unlock()
+	q.device.end(q)
 	q.queue.Close()
 }
 

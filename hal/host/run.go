@@ -149,6 +149,19 @@ func fill(dst []byte, pattern uint64, n int) error {
 	return nil
 }
 
+// Perform carries out op at once on the caller's goroutine, whatever queue it came
+// from: for a device that wraps this one and has queues of its own, as the simulated
+// one in hal/haltest. Such a device ends its queues itself.
+func (d *Device) Perform(op *queue.Op) error {
+	if op.Kind == queue.Call {
+		return d.call(op.Func)
+	}
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.touch(op)
+}
+
 // call runs a user's function on a goroutine of its own, so that neither a panic
 // nor runtime.Goexit takes the queue's worker with it.
 func (d *Device) call(f func() error) error {

@@ -266,6 +266,13 @@ func (q *Queue) tryIssueLocked(op *Op, wait, signal Fence, e *effects) (Point, s
 			return Point{}, stateBlocked, nil
 		case stateFailed:
 			failAll(signal, err, e)
+			if !op.After.Unknown() {
+				// Its memory is placed, and what follows on the queue may touch it: the wait
+				// that was added stands.
+				*op = Op{Kind: Barrier, After: op.After}
+				q.bounds = q.bounds[:0]
+				q.tryIssueLocked(op, nil, nil, e)
+			}
 			return Point{}, stateFailed, err
 		case stateBound:
 			q.known = append(q.known, by)

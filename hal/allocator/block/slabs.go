@@ -51,7 +51,14 @@ func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allo
 			}
 			ar.settleLocked(i)
 			s := search{ar: ar, r: r, need: need, align: align, left: glance, choose: choices, complete: true}
-			if ar.findLocked(&s) {
+			ok := ar.findLocked(&s)
+			if !ok {
+				// The base gave memory that r can't use at once: hand it on as it is, and the
+				// stack sees to the rest.
+				s.addr, ok = s.fit(ar.node(i))
+				s.found = i
+			}
+			if ok {
 				ar.detachLocked(s.found)
 				if b, f, ok := ar.carveLocked(s.found, s.addr, need, r); ok {
 					ar.stats.Misses++
@@ -60,10 +67,7 @@ func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allo
 				}
 			}
 			ar.unlock()
-			if f.Reached() { // not aligned as asked
-				return ar.fail(r, allocator.Unsupported, queue.Frontier{})
-			}
-			return ar.fail(r, allocator.NeedsWait, f)
+			return ar.fail(r, allocator.Unsupported, queue.Frontier{}) // not aligned as asked
 		}
 		ar.unlock()
 

@@ -188,6 +188,9 @@ func (s *Source) Allocate(r allocator.Request) (allocator.Block, queue.Frontier,
 		b, _, _ := s.refuse(slot, o)
 		return b, f, o
 	}
+	if f.Reached() { // fresh memory is nobody's: no ground for reuse is needed
+		f = queue.ReadyNow()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slots.At(slot).Value = piece{addr: addr, size: granted, heap: uint8(r.Kind.Heap())}
