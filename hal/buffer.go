@@ -120,8 +120,8 @@ func (b Buffer) ReleaseAfter(f Frontier) error {
 func (b Buffer) UsedUntil(p Point) error { return b.use(queue.After(p)) }
 
 func (b Buffer) use(f Frontier) error {
-	if b.block.Keeper == nil {
-		return fmt.Errorf("hal: %w", ErrForeign)
+	if _, err := b.info(); err != nil {
+		return err
 	}
 	if o := b.block.Keeper.Ledger.Use(b.block.ID, f); o != allocator.OK {
 		return fmt.Errorf("hal: %w", o.Err())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/queue"
+	"github.com/halyard-go/halyard/internal/mutant"
 )
 
 // Close ends the device: it refuses new work, fails operations that wait for what
@@ -28,6 +29,9 @@ func (d *Device) Close(ctx context.Context) error {
 	}
 	d.closing.Store(true)
 	queues := d.all()
+	if mutant.Is(mutant.ForgetClosedQueue) {
+		queues = d.Queues()
+	}
 	lost := slices.ContainsFunc(queues, func(q *Queue) bool { return q.queue.Lost() != nil })
 	if !lost {
 		if err := d.settle(ctx, queues); err != nil {

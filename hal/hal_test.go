@@ -721,3 +721,58 @@ func TestUnorderedFreesAcrossQueuesDontStarveAnyone(t *testing.T) {
 		emptied(t, d)
 	})
 }
+
+// An operation that waits to be issued when its buffer's dealloca is submitted behind
+// it is carried out all the same: it was there first.
+func TestADeallocaBehindADeferredOperationLetsItRun(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		d := open(t, "host:capacity=64MiB,queues=2", "")
+		ctx := soon(t)
+		q, last := d.Queue(0), d.Queue(0)
+		if other {
+			last = d.Queue(1)
+		}
+		gate, filled := hal.NewSemaphore(0), hal.NewSemaphore(0)
+		b, err := q.Alloca(ctx, hal.Params{Size: 64}, nil, nil)
+		require.NoError(t, err)
+		got := make([]byte, 64)
+		require.NoError(t, q.Fill(b.All(), []byte{7}, gate.At(1), nil))
+		require.NoError(t, q.Download(got, b.All(), nil, filled.At(1)))
+		require.NoError(t, last.Dealloca(b, filled.At(1), filled.At(2)))
+		require.ErrorIs(t, b.UsedUntil(q.Issued()), hal.ErrReleased, "the handle has ended all the same")
+		require.NoError(t, gate.Signal(1))
+		require.NoError(t, filled.Wait(ctx, 2))
+		require.Equal(t, bytes.Repeat([]byte{7}, 64), got)
+	}
+}
+
+// A queue that was closed with work in flight is still the device's to wait for, and
+// to let go of if the device is lost.
+func TestCloseWaitsForTheWorkOfClosedQueues(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		drv, err := host.Open(host.Config{Capacity: 64 << 20, Queues: 2})
+		require.NoError(t, err)
+		d, err := hal.OpenDriver(drv)
+		require.NoError(t, err)
+		q, started, gate := d.Queue(0), make(chan struct{}), make(chan struct{})
+		b, err := q.Alloca(soon(t), hal.Params{Size: 1 << 20}, nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, q.Call(func() error { close(started); <-gate; return nil }, nil, nil))
+		require.NoError(t, q.Fill(b.All(), []byte{1}, nil, nil))
+		require.NoError(t, q.Dealloca(b, nil, nil))
+		<-started
+		q.Close()
+		if lost {
+			drv.Lose(errors.New("pulled out"))
+			close(gate)
+			_ = d.Close(soon(t)) // a function may still be running
+			require.True(t, q.Issued().Reached(), "nothing waits for a lost queue once the device is closed")
+			continue
+		}
+		short, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		require.ErrorIs(t, d.Close(short), context.DeadlineExceeded)
+		cancel()
+		close(gate)
+		require.NoError(t, d.Close(soon(t)))
+	}
+}

@@ -23,7 +23,8 @@ import (
 type Allocator interface {
 	// Allocate returns a block of at least r.Size bytes at r's alignment, and the
 	// frontier after which it may be touched: usable by r.Queue ([Request.Reuse]
-	// says so) unless the layer keeps no account of time. With another outcome than
+	// says so) unless the layer keeps no account of time, or its base gave fresh memory
+	// that isn't: the stack waits for it then. With another outcome than
 	// OK nothing was taken. r.Size is positive; the stack has checked r.
 	Allocate(r Request) (Block, queue.Frontier, Outcome)
 	// Free takes back what Allocate returned: nothing touches it after the frontier.
@@ -183,7 +184,8 @@ type Keeper struct {
 
 // Ledger answers for the blocks that a keeper minted, by ID. [Slots] is one.
 type Ledger interface {
-	// Use records that what is done up to after touches the block.
+	// Use records that what is done up to after touches the block. The handle from
+	// before a claim still counts: an operation submitted with it may be issued after.
 	Use(id uint64, after queue.Frontier) Outcome
 	// Info describes a live block.
 	Info(id uint64) (Info, Outcome)

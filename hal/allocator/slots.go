@@ -5,6 +5,7 @@ import (
 
 	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
+	"github.com/halyard-go/halyard/internal/mutant"
 )
 
 // Slots mints the blocks of one layer, or of one shard of it, and is their
@@ -127,6 +128,9 @@ func (s *Slots[T]) TakeLocked(b Block, after queue.Frontier) (uint32, queue.Fron
 	}
 	if f.Unknown() {
 		f = queue.Everything()
+		if mutant.Is(mutant.ZeroIsReady) {
+			f = queue.ReadyNow()
+		}
 	}
 	e.ready = f
 	return i, f, OK
@@ -161,9 +165,12 @@ func (s *Slots[T]) AskedLocked(i uint32) Info {
 func (s *Slots[T]) Use(id uint64, after queue.Frontier) Outcome {
 	s.mu.Lock()
 	i, o := s.findLocked(id)
+	if o == Stale && s.claimedLocked(id) && !mutant.Is(mutant.ClaimedIsStale) {
+		i, o = uint32(id>>genBits), OK
+	}
 	if o == OK {
 		e := s.At(i)
-		if p := e.ready; p != after {
+		if p := e.ready; p != after && !mutant.Is(mutant.SkipUse) {
 			e.ready = queue.Join(p, after)
 		}
 	}
@@ -196,6 +203,13 @@ func (s *Slots[T]) Pin(id uint64, n int) Outcome {
 		return OK
 	}
 	return Busy
+}
+
+// claimedLocked reports whether the block was claimed from the holder of id, and not
+// taken back yet.
+func (s *Slots[T]) claimedLocked(id uint64) bool {
+	e := s.At(uint32(id >> genBits))
+	return id&1 == 1 && e.taken && e.gen == (id+2)&genMask
 }
 
 // Claim implements [Ledger].

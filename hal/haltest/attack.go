@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -75,8 +76,9 @@ func Attack(t *rapid.T, s Setup) {
 	h := newHistory(t, s)
 	defer h.end()
 	steps := map[string]func(*rapid.T){"": func(*rapid.T) { h.check() }}
-	for name, a := range actions {
-		if slices.Contains(s.Without, name) {
+	for _, name := range slices.Sorted(maps.Keys(actions)) {
+		a := actions[name]
+		if slices.Contains(s.Without, name) || !a.always && !h.chance("with "+name, 2) {
 			continue
 		}
 		for i := range a.weight {
@@ -101,6 +103,11 @@ type history struct {
 	dying  []*owned // released by a dealloca that may not have been issued
 	sems   []*semaphore
 	lost   bool
+
+	// What this history is fond of: one that does a few things again and again gets
+	// further than one that does a little of everything.
+	sizes                      []int
+	waiting, signalling, added int // one in so many
 }
 
 // owned is a buffer as the model knows it.
@@ -123,6 +130,7 @@ type semaphore struct {
 // action is one kind of step.
 type action struct {
 	weight int
+	always bool // in every history, others in half of them
 	do     func(*history)
 }
 
@@ -130,28 +138,29 @@ var actions map[string]action
 
 func init() { // not an initializer: the steps name each other
 	actions = map[string]action{
-		"alloca":    {12, (*history).alloca},
-		"allocate":  {4, (*history).allocate},
-		"host":      {3, (*history).allocateHost},
-		"dealloca":  {9, (*history).dealloca},
-		"release":   {4, (*history).release},
-		"use":       {10, (*history).use},
-		"copy":      {4, (*history).copy},
-		"foreign":   {2, (*history).foreign},
-		"export":    {1, (*history).export},
-		"order":     {6, (*history).order},
-		"barrier":   {4, (*history).barrier},
-		"signal":    {3, (*history).signal},
-		"fail":      {1, (*history).fail},
-		"step":      {8, (*history).step},
-		"run":       {1, (*history).run},
-		"trim":      {2, (*history).trim},
-		"queue":     {1, (*history).newQueue},
-		"close":     {1, (*history).closeQueue},
-		"fault":     {2, (*history).fault},
-		"map":       {1, (*history).mapping},
-		"semaphore": {1, (*history).semaphore},
-		"lose":      {1, (*history).lose},
+		"alloca":    {8, true, (*history).alloca},
+		"cycle":     {14, true, (*history).cycle},
+		"allocate":  {4, false, (*history).allocate},
+		"host":      {3, false, (*history).allocateHost},
+		"dealloca":  {12, true, (*history).dealloca},
+		"release":   {4, false, (*history).release},
+		"use":       {12, true, (*history).use},
+		"copy":      {2, false, (*history).copy},
+		"foreign":   {2, false, (*history).foreign},
+		"export":    {1, false, (*history).export},
+		"order":     {5, true, (*history).order},
+		"barrier":   {4, false, (*history).barrier},
+		"signal":    {6, false, (*history).signal},
+		"fail":      {2, false, (*history).fail},
+		"step":      {4, true, (*history).step},
+		"run":       {1, false, (*history).run},
+		"trim":      {2, false, (*history).trim},
+		"queue":     {1, false, (*history).newQueue},
+		"close":     {1, false, (*history).closeQueue},
+		"fault":     {2, false, (*history).fault},
+		"map":       {1, false, (*history).mapping},
+		"semaphore": {1, false, (*history).semaphore},
+		"lose":      {1, false, (*history).lose},
 	}
 }
 
@@ -175,6 +184,11 @@ func newHistory(t *rapid.T, s Setup) *history {
 		h.t.Fatalf("%s: %v", h.stack, err)
 	}
 	h.queues = h.dev.Queues()
+	for range 1 + h.pick("sizes", 3) {
+		h.sizes = append(h.sizes, rapid.SampledFrom([]int{1, 300, 4 << 10, 5000, 20 << 10, 60 << 10, 100 << 10, 300 << 10}).Draw(t, "a size"))
+	}
+	often := rapid.SampledFrom([]int{2, 4, 16})
+	h.waiting, h.signalling, h.added = 4*often.Draw(t, "waiting"), often.Draw(t, "signalling"), often.Draw(t, "adding waits")
 	sim.monitor.onDealloca = func(_ queue.Point, r queue.Ref) { h.dead(r.Addr) }
 	for range 2 {
 		h.semaphore()
@@ -209,11 +223,14 @@ func (h *history) buffer() *owned {
 
 // fences draws what an operation waits for and signals.
 func (h *history) fences() (wait, signal hal.Fence) {
-	if h.chance("waits", 4) {
+	if h.chance("waits", h.waiting) {
 		s := h.sems[h.pick("wait", len(h.sems))]
-		wait = s.At(s.given + uint64(h.pick("ahead", 2)))
+		wait = s.At(s.given)
+		if h.chance("ahead", 6) {
+			wait = s.At(s.given + 1)
+		}
 	}
-	if h.chance("signals", 3) {
+	if h.chance("signals", h.signalling) {
 		s := h.sems[h.pick("signal", len(h.sems))]
 		s.given++
 		signal = s.At(s.given)
@@ -223,10 +240,10 @@ func (h *history) fences() (wait, signal hal.Fence) {
 
 func (h *history) params() hal.Params {
 	p := hal.Params{
-		Size:  memory.Bytes(rapid.SampledFrom([]int{1, 300, 4 << 10, 5000, 20 << 10, 64 << 10, 100 << 10, 700 << 10}).Draw(h.t, "size")),
+		Size:  memory.Bytes(rapid.SampledFrom(h.sizes).Draw(h.t, "size")),
 		Align: memory.Bytes(rapid.SampledFrom([]int{0, 0, 0, 16, 4096, 64 << 10}).Draw(h.t, "align")),
 	}
-	if h.chance("waits are allowed", 4) {
+	if h.chance("waits are allowed", h.added) {
 		p.Reuse |= hal.MayWait
 	}
 	if h.chance("restricted", 8) {
@@ -240,7 +257,7 @@ func (h *history) params() hal.Params {
 
 // patience bounds what waits in a history; in virtual time nothing lasts, so whoever
 // gets there waits for what can't happen.
-const patience = 5 * time.Second
+const patience = 3 * time.Second
 
 func (h *history) context() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), patience)
@@ -311,7 +328,10 @@ func (h *history) dealloca() {
 	}
 	b := h.live[h.pick("buffer", len(h.live))]
 	wait, signal := h.fences()
-	q := h.queue()
+	h.deallocate(b, h.queue(), wait, signal)
+}
+
+func (h *history) deallocate(b *owned, q *hal.Queue, wait, signal hal.Fence) {
 	h.t.Logf("  dealloca of %v on %s", b.Buffer, name(q))
 	h.drop(b)
 	h.dying = append(h.dying, b)
@@ -333,6 +353,26 @@ func (h *history) dead(addr uint64) {
 func (h *history) alive(b *owned) {
 	h.dying = slices.DeleteFunc(h.dying, func(o *owned) bool { return o == b })
 	h.live = append(h.live, b)
+}
+
+// cycle is the life of most buffers: allocated, used, freed on the same queue, and
+// once in a while used on another one on the way.
+func (h *history) cycle() {
+	ctx, cancel := h.context()
+	defer cancel()
+	p, q, born := h.params(), h.queue(), hal.NewSemaphore(0)
+	wait, signal := h.fences()
+	raw, err := q.Alloca(ctx, p, wait, signal.And(born.At(1)))
+	b := h.got(raw, err, p, q, born)
+	if b == nil {
+		return
+	}
+	h.submitted(q.Fill(b.All(), []byte{1}, nil, nil))
+	if h.chance("used elsewhere", 3) {
+		other := h.queue()
+		h.submitted(other.Fill(b.All(), []byte{2}, b.after(other, nil), nil))
+	}
+	h.deallocate(b, q, nil, nil)
 }
 
 func (h *history) release() {
@@ -380,10 +420,12 @@ func (h *history) use() {
 		return
 	}
 	wait, signal := h.fences()
-	off := memory.Bytes(0)
-	n := min(b.Size(), 64)
-	if h.chance("at the end", 3) {
-		off = b.Size() - n
+	off, n := memory.Bytes(0), b.Size()
+	switch h.pick("part", 3) {
+	case 1:
+		n = min(n, 64)
+	case 2:
+		off, n = n-min(n, 64), min(n, 64)
 	}
 	q := h.queue()
 	h.t.Logf("  fill of %v on %s", b.Buffer, name(q))
@@ -395,7 +437,7 @@ func (h *history) copy() {
 	if b == nil || c == nil {
 		return
 	}
-	n := min(b.Size(), c.Size(), 256)
+	n := min(b.Size(), c.Size())
 	wait, signal := h.fences()
 	q := h.queue()
 	h.t.Logf("  copy of %v to %v on %s", c.Buffer, b.Buffer, name(q))
@@ -429,6 +471,9 @@ func (h *history) export() {
 // order makes one queue come after another, through a semaphore of their own.
 func (h *history) order() {
 	from, to := h.queue(), h.queue()
+	if from == to {
+		return
+	}
 	s := hal.NewSemaphore(0)
 	if h.chance("wait first", 3) {
 		h.submitted(to.Barrier(s.At(1), nil))

@@ -98,6 +98,7 @@ type Device struct {
 	lost   error
 	fault  func(Call) error
 	calls  map[Call]int
+	polls  int // since something was issued
 }
 
 // New makes a simulated device, for [github.com/halyard-go/halyard/hal.OpenDriver].

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/halyard-go/halyard/hal/queue"
+	"github.com/halyard-go/halyard/internal/mutant"
 )
 
 // executor is the hardware of one queue: what was issued, in order.
@@ -54,6 +55,7 @@ func (x *executor) Start(value uint64, op *queue.Op, waits []queue.Bound) (bool,
 	d.monitor.issued(queue.Point{Queue: x.queue.ID(), Value: value}, op, waits)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.polls = 0
 	x.work = append(x.work, &item{value: value, op: *op, waits: slices.Clone(waits)})
 	return false, nil
 }
@@ -132,14 +134,24 @@ func (d *Device) Step() bool {
 	return true
 }
 
-// pump is the device's poll: what is over is told, and if that is nothing the device
-// takes a step, since whoever polls is waiting for it.
+// patient is how many polls, with nothing issued between them, are taken for
+// somebody who waits.
+const patient = 4
+
+// pump is the device's poll: what is over is told. Whoever polls once and goes on
+// finds no more than that, and whoever polls again and again waits: then the device
+// takes a step.
 func (d *Device) pump() bool {
-	moved := d.Step()
-	if d.config.Polled {
-		return d.tell() || moved
+	told := d.config.Polled && d.tell()
+	d.mu.Lock()
+	d.polls++
+	waited := d.polls >= patient
+	busy := slices.ContainsFunc(d.queues, func(x *executor) bool { return len(x.work) > 0 })
+	d.mu.Unlock()
+	if !waited {
+		return told || busy
 	}
-	return moved
+	return d.Step() || told
 }
 
 // tell tells the queues of a polled device what is over.
@@ -156,6 +168,9 @@ func (d *Device) tell() bool {
 	var list []news
 	d.mu.Lock()
 	for _, x := range d.queues {
+		if n := len(x.work); n > 0 && mutant.Is(mutant.PollBeforeRecord) {
+			x.over = x.work[n-1].value
+		}
 		for v := x.told + 1; v <= x.over; v++ {
 			list = append(list, news{x, v, x.errs[v]})
 			delete(x.errs, v)
@@ -171,7 +186,7 @@ func (d *Device) tell() bool {
 
 // Run steps until nothing in flight can move, and returns how many steps that were.
 func (d *Device) Run() (steps int) {
-	for d.pump() {
+	for d.Step() || d.config.Polled && d.tell() {
 		steps++
 	}
 	return steps

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"fmt"
+	"github.com/halyard-go/halyard/internal/mutant"
 	"slices"
 	"strings"
 	"sync"
@@ -102,6 +103,9 @@ func (f Frontier) Reached() bool {
 		return true
 	case setPoint:
 		if f.queue == 0 {
+			if mutant.Is(mutant.ZeroIsReady) {
+				return true
+			}
 			return Everything().set == setReady
 		}
 		return Point{f.queue, f.value}.Reached()
@@ -334,6 +338,9 @@ func (t *joinTable) coarseLocked(pts []Point) Frontier {
 	for _, p := range pts {
 		if q, _ := lookup(p.Queue); q != nil {
 			p.Value = max(p.Value, q.issued.Load())
+			if mutant.Is(mutant.CoarseFromSubmitted) {
+				p.Value += uint64(q.fifo.n)
+			}
 		}
 		i, found := slices.BinarySearchFunc(set, p, func(a, b Point) int { return int(a.Queue) - int(b.Queue) })
 		if found {

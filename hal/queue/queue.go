@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/halyard-go/halyard/internal/mutant"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -240,6 +241,10 @@ func (q *Queue) Submit(op *Op, wait, signal Fence) (Point, bool, error) {
 		d.op = *op
 		d.wait = append(d.wait[:0], wait...)
 		d.signal = append(d.signal[:0], signal...)
+		if mutant.Is(mutant.FreeAtSubmit) && op.Kind == Dealloca && q.hook != nil {
+			d.op = Op{Kind: Barrier}
+			defer q.hook.Free(op.Refs[0], q.Issued())
+		}
 	}
 	q.mu.Unlock()
 	if st != stateBlocked && op.Kind == Dealloca && q.hook != nil {
@@ -266,7 +271,7 @@ func (q *Queue) tryIssueLocked(op *Op, wait, signal Fence, e *effects) (Point, s
 			return Point{}, stateBlocked, nil
 		case stateFailed:
 			failAll(signal, err, e)
-			if !op.After.Unknown() {
+			if !op.After.Unknown() && !mutant.Is(mutant.DropAddedWait) {
 				// Its memory is placed, and what follows on the queue may touch it: the wait
 				// that was added stands.
 				*op = Op{Kind: Barrier, After: op.After}
@@ -685,6 +690,14 @@ func (t *registryTable) add(q *Queue) {
 		t.live = map[ID]*Queue{}
 	}
 	id := t.last.Load() + 1
+	if mutant.Is(mutant.ReuseQueueID) {
+		for i := ID(1); uint32(i) < id; i++ {
+			if old, _ := lookup(i); old == nil {
+				id = uint32(i)
+				break
+			}
+		}
+	}
 	if id == 0 {
 		panic("queue: 2³²-1 queues were made in this process")
 	}
@@ -700,7 +713,7 @@ func (t *registryTable) add(q *Queue) {
 	q.id = ID(id)
 	dir[id/chunkSize][id%chunkSize].Store(q)
 	t.live[q.id] = q
-	t.last.Store(id)
+	t.last.Store(max(id, t.last.Load()))
 }
 
 func (t *registryTable) remove(q *Queue) {

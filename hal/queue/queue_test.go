@@ -486,3 +486,59 @@ func BenchmarkMutex(b *testing.B) {
 		m.Unlock()
 	}
 }
+
+// What a signal teaches is what its operation came after, and not what its queue has
+// learned by the time it is over.
+func TestASignalTeachesNothingThatItsQueueLearnedLater(t *testing.T) {
+	q1, _ := manualQueue(t, nil)
+	q2, w2 := manualQueue(t, nil)
+	q3, _ := manualQueue(t, nil)
+	early, late := NewSemaphore(0), NewSemaphore(0)
+	p1, _ := submit(t, q1, Op{}, nil, late.At(1))
+	submit(t, q2, Op{}, nil, early.At(1)) // comes after nothing
+	submit(t, q2, Op{}, late.At(1), nil)  // teaches q2 that it comes after p1
+	require.True(t, Usable(q2.ID(), After(p1)))
+	require.True(t, w2.Step())
+	submit(t, q3, Op{}, early.At(1), nil)
+	require.False(t, Usable(q3.ID(), After(p1)), "the early operation did not come after it")
+}
+
+// An alloca that got memory in use elsewhere, by a wait added to it, may fail for a
+// wait of its own. What follows on its queue may touch the memory all the same, so
+// the wait stands.
+func TestTheWaitAddedToAnOperationOutlivesItsFailure(t *testing.T) {
+	q1, w1 := manualQueue(t, nil)
+	q2, w2 := manualQueue(t, nil)
+	s, done := NewSemaphore(0), NewSemaphore(0)
+	p1, _ := submit(t, q1, Op{}, nil, nil)
+	_, issued := submit(t, q2, Op{Kind: Alloca, After: After(p1)}, s.At(1), done.At(1))
+	require.False(t, issued)
+	submit(t, q2, Op{}, nil, nil)
+	s.Fail(errors.New("no"))
+	_, err := done.Query()
+	require.ErrorIs(t, err, ErrFailed)
+	require.True(t, Usable(q2.ID(), After(p1)))
+	require.False(t, w2.Step(), "q2 goes on after p1")
+	require.True(t, w1.Step())
+	require.True(t, w2.Step())
+	require.True(t, w2.Step())
+}
+
+// The overflow set is made of what was issued, which always completes, and never of
+// what was only submitted.
+func TestTheOverflowSetHoldsWhatIsIssuedOnly(t *testing.T) {
+	q1, w1 := manualQueue(t, nil)
+	q2, w2 := manualQueue(t, nil)
+	never := NewSemaphore(0)
+	p1, _ := submit(t, q1, Op{}, nil, nil)
+	p2, _ := submit(t, q2, Op{}, nil, nil)
+	submit(t, q1, Op{}, never.At(1), nil) // deferred for good
+	joins.mu.Lock()
+	f := joins.coarseLocked([]Point{p1, p2})
+	joins.mu.Unlock()
+	require.False(t, f.Waitable())
+	require.False(t, f.Reached())
+	require.True(t, w1.Step())
+	require.True(t, w2.Step())
+	require.True(t, f.Reached(), "%v", f)
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/halyard-go/halyard/internal/mutant"
 	"slices"
 	"strings"
 	"sync"
@@ -196,30 +197,31 @@ func (s *Semaphore) expect(value uint64, at Point, know *clock, e *effects) {
 func (s *Semaphore) settle(value uint64, at Point, know *clock, e *effects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := s.forgetLocked(at)
+	known, expected := s.forgetLocked(at)
 	if s.err != nil || value <= s.value.Load() {
 		return
 	}
-	if known == nil {
-		s.known = know.snapshot(s.known[:0])
-	} else {
+	if expected && !(mutant.Is(mutant.LateLessons) && len(known) == 0) { // what the queue has learned since was learned by later operations
 		s.known = append(s.known[:0], known...)
+	} else {
+		s.known = know.snapshot(s.known[:0])
 	}
 	s.known = append(s.known, at)
 	s.riseLocked(value, e)
 }
 
-// forgetLocked drops at's expected signal and returns what it knew.
-func (s *Semaphore) forgetLocked(at Point) []Point {
+// forgetLocked drops at's expected signal and returns what it knew, and whether
+// there was one.
+func (s *Semaphore) forgetLocked(at Point) (known []Point, expected bool) {
 	for i := range s.pending {
 		if s.pending[i].at == at {
 			last := len(s.pending) - 1
 			s.pending[i], s.pending[last] = s.pending[last], s.pending[i]
 			s.pending = s.pending[:last]
-			return s.pending[:last+1][last].known
+			return s.pending[:last+1][last].known, true
 		}
 	}
-	return nil
+	return nil, false
 }
 
 // forsake drops at's expected signal: its operation failed.
@@ -245,6 +247,13 @@ const (
 func (s *Semaphore) resolve(value uint64, q *Queue, known []Point) (state, Point, []Point, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if mutant.Is(mutant.JoinByValue) {
+		for i := range s.pending {
+			if p := &s.pending[i]; p.value <= value {
+				known = append(append(known, p.at), p.known...)
+			}
+		}
+	}
 	if s.value.Load() >= value {
 		return stateReached, Point{}, append(known, s.known...), nil
 	}

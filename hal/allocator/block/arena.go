@@ -8,6 +8,7 @@ import (
 	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
+	"github.com/halyard-go/halyard/internal/mutant"
 )
 
 // state is where a piece of memory is in the state machine of the package.
@@ -146,6 +147,9 @@ type search struct {
 func (s *search) fit(n *node) (uint64, bool) {
 	mask := uint64(s.align) - 1
 	addr := (n.addr + mask) &^ mask
+	if mutant.Is(mutant.AlignOffByOne) {
+		addr = (n.addr + mask>>1) &^ (mask >> 1)
+	}
 	return addr, addr >= n.addr && addr-n.addr <= uint64(n.size-s.need)
 }
 
@@ -338,7 +342,9 @@ func (ar *arena) free(b allocator.Block, after queue.Frontier) allocator.Outcome
 	ar.clock++
 	n.state, n.age = free, ar.clock
 	ar.stats.Frees++
-	ar.stats.Live -= n.size
+	if !mutant.Is(mutant.ForgetCount) {
+		ar.stats.Live -= n.size
+	}
 	if n.slab != 0 && ar.slabs[n.slab].own {
 		b := ar.dropSlabLocked(n.slab)
 		ar.unlock()
@@ -370,6 +376,9 @@ func (ar *arena) splitLocked(i uint32, at uint64) uint32 {
 	}
 	n.size, n.next = low, j
 	ar.slots.SetReadyLocked(j, ar.slots.ReadyLocked(i))
+	if mutant.Is(mutant.SplitLosesFrontier) {
+		ar.slots.SetReadyLocked(j, queue.ReadyNow())
+	}
 	return j
 }
 
@@ -385,7 +394,7 @@ func (ar *arena) fuseLocked(i uint32) {
 		ar.node(m.next).prev = i
 	}
 	f, g := ar.slots.ReadyLocked(i), ar.slots.ReadyLocked(j)
-	if f != g {
+	if f != g && !mutant.Is(mutant.MergeLosesFrontier) {
 		ar.slots.SetReadyLocked(i, queue.Join(f, g))
 	}
 	ar.slots.DropLocked(j)

@@ -8,6 +8,7 @@ import (
 	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
+	"github.com/halyard-go/halyard/internal/mutant"
 )
 
 // pages is the range of an arena with virtual memory.
@@ -512,7 +513,7 @@ func (ar *arena) runsLocked() []run {
 	p := ar.pages
 	var list []run
 	ar.eachFreeLocked(p.page, func(i uint32, n *node) bool {
-		if w := p.whole(n); w > 0 && n.slab == 0 && ar.slots.ReadyLocked(i).Reached() {
+		if w := p.whole(n); w > 0 && n.slab == 0 && (ar.slots.ReadyLocked(i).Reached() || mutant.Is(mutant.UnmapOnOrdered)) {
 			list = append(list, run{i, n.addr, w})
 		}
 		return true

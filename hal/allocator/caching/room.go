@@ -11,6 +11,7 @@ import (
 	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
+	"github.com/halyard-go/halyard/internal/mutant"
 )
 
 // pool is the limits of a [Pool] and the part of them that no shard has leased.
@@ -115,6 +116,9 @@ func (b *batch) addLocked(s *shard, i uint32) {
 // popLocked takes the oldest block of p for the base.
 func (b *batch) popLocked(s *shard, p *share) {
 	i := p.oldest
+	if mutant.Is(mutant.EvictNewest) {
+		i = p.newest
+	}
 	s.unlinkLocked(&s.slots.At(i).Value)
 	b.addLocked(s, i)
 }

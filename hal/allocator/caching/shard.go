@@ -8,6 +8,7 @@ import (
 	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
+	"github.com/halyard-go/halyard/internal/mutant"
 )
 
 // Classes of sizes: one for each size below 16, then eight a power of two.
@@ -131,6 +132,9 @@ func (s *shard) find(r *allocator.Request, w *want, depth int) (allocator.Block,
 			v := &s.slots.At(i).Value
 			if v.rated <= w.limit && v.fits(r) {
 				f := s.slots.ReadyLocked(i)
+				if mutant.Is(mutant.ShardLosesFrontier) && f.Queue() != r.Who.Queue {
+					f = queue.ReadyNow()
+				}
 				if g := r.Reuse(f); g < allocator.ReuseWait {
 					return s.takeLocked(i, v, r, f, g), f, allocator.OK
 				}

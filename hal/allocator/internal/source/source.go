@@ -32,6 +32,7 @@ import (
 	"github.com/halyard-go/halyard/hal/driver"
 	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
+	"github.com/halyard-go/halyard/internal/mutant"
 )
 
 // Memory is one way to take memory from a driver. Its methods are called without a
@@ -285,7 +286,7 @@ func (s *Source) Free(b allocator.Block, after queue.Frontier) allocator.Outcome
 	var now [1]gift
 	n := 0
 	lost := s.lost
-	if lost || f.Reached() {
+	if lost || f.Reached() || mutant.Is(mutant.UnmapOnOrdered) {
 		now[0], n = s.returnLocked(slot), 1
 	} else {
 		s.appendLocked(slot)
