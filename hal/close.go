@@ -91,6 +91,10 @@ func (d *Device) settle(ctx context.Context, queues []*Queue) error {
 func (d *Device) callbacks(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() { d.imports.Wait(); close(done) }()
+	if d.importing.Load() == 0 {
+		<-done
+		return nil
+	}
 	select {
 	case <-done:
 		return nil

@@ -2,6 +2,7 @@ package hal
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -24,7 +25,9 @@ type Device struct {
 	stack  *allocator.Stack
 	top    allocator.Allocator
 	log    *zap.Logger
-	kind   allocator.Kind // of the zero Params
+	kind   allocator.Kind            // of the zero Params
+	most   [allocator.MaxHeaps]Bytes // one allocation of each heap
+	failed atomic.Uint64             // allocations that failed for want of memory
 
 	closing atomic.Bool
 
@@ -32,12 +35,14 @@ type Device struct {
 	ownMu sync.Mutex // leaf
 	own   allocator.Slots[owned]
 
-	imports  sync.WaitGroup // release callbacks to come
-	releases sync.Map       // of imported buffers, by slot: func()
+	imports   sync.WaitGroup // release callbacks to come
+	importing atomic.Int64   // how many
+	releases  sync.Map       // of imported buffers, by slot: func()
 
+	first  []*Queue   // those opened with the device; immutable
 	mu     sync.Mutex // guards queues and ended; taken before any queue's lock
-	queues []*Queue
-	ended  []*Queue // closed, with work still in flight
+	queues []*Queue   // open
+	ended  []*Queue   // closed, with work still in flight
 
 	closeMu sync.Mutex // guards the rest; taken before all others
 	closed  bool
@@ -129,10 +134,13 @@ func (d *Device) request(ctx context.Context, p *Params, q queue.ID) (allocator.
 // allocate serves r; on a hit it is one call of the outermost layer.
 func (d *Device) allocate(ctx context.Context, r allocator.Request) (allocator.Block, queue.Frontier, error) {
 	if d.closing.Load() {
-		return allocator.Block{}, queue.Frontier{}, fmt.Errorf("hal: %w", ErrClosed)
+		return allocator.Block{}, queue.Frontier{}, fmt.Errorf("hal: device %s: %w", d.info.Name, ErrClosed)
 	}
 	if r.Size == 0 {
 		return d.mintOwn(owned{}, &r), queue.ReadyNow(), nil
+	}
+	if r.Size > d.most[r.Kind.Heap()] {
+		return d.slow(ctx, r, allocator.Block{}, queue.Frontier{}, allocator.TooLarge)
 	}
 	b, f, o := d.top.Allocate(r)
 	if o == allocator.OK && r.Reuse(f) != allocator.ReuseNo {
@@ -148,9 +156,23 @@ func (d *Device) slow(ctx context.Context, r allocator.Request, b allocator.Bloc
 	}
 	b, f, err := d.stack.Slow(ctx, r, b, f, o)
 	if err != nil {
+		if oom, ok := errors.AsType[*OOMError](err); ok {
+			d.failed.Add(1)
+			oom.On = d.queueName(r.Who.Queue)
+		}
 		return b, f, fmt.Errorf("hal: %w", err)
 	}
 	return b, f, nil
+}
+
+// queueName names a queue for people: by its index, where it has one.
+func (d *Device) queueName(id queue.ID) string {
+	for i, q := range d.first {
+		if q.queue.ID() == id {
+			return fmt.Sprintf("queue %d", i)
+		}
+	}
+	return ""
 }
 
 func (d *Device) mintOwn(o owned, r *allocator.Request) allocator.Block {
@@ -195,11 +217,13 @@ func (d *Device) Info() DeviceInfo { return d.info }
 // Allocator is the effective allocator stack, as a spec.
 func (d *Device) Allocator() string { return d.stack.String() }
 
-// Queue returns queue i of those opened with the device. It panics if there is none.
+// Queue returns queue i of those opened with the device, whether or not it has been
+// closed since; Info().Queues says how many there are. It panics if there is none.
 func (d *Device) Queue(i int) *Queue {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.queues[i]
+	if i < 0 || i >= len(d.first) {
+		panic(fmt.Sprintf("hal: queue %d of device %s, which was opened with %d", i, d.info.Name, len(d.first)))
+	}
+	return d.first[i]
 }
 
 // Queues returns the open queues.
@@ -214,7 +238,7 @@ func (d *Device) NewQueue() (*Queue, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closing.Load() {
-		return nil, fmt.Errorf("hal: %w", ErrClosed)
+		return nil, fmt.Errorf("hal: device %s: %w", d.info.Name, ErrClosed)
 	}
 	q, err := d.driver.NewQueue(hook{d})
 	if err != nil {
@@ -263,22 +287,21 @@ func (d *Device) Compatible(p Params) (Compatibility, error) {
 	}
 	h := d.info.Heaps[r.Kind.Heap()]
 	_, importer := d.driver.(driver.Importer)
-	limit := h.Capacity
-	if h.MaxAllocation != 0 {
-		limit = min(h.MaxAllocation, h.Capacity)
-	}
 	return Compatibility{
 		Heap: r.Kind.Heap(), Align: r.Kind.Align(), Mappable: h.Type.Has(memory.HostVisible), Importable: importer,
-		TooLarge: limit != 0 && p.Size > limit,
+		TooLarge: p.Size > d.most[r.Kind.Heap()],
 	}, nil
 }
 
 // Stats are a device's figures at one moment.
 type Stats struct {
-	Device    string       `json:"device"`
-	Allocator string       `json:"device_allocator"`
-	Modelled  string       `json:"modelled,omitempty"`
-	Layers    []LayerStats `json:"layers"` // outermost first; the last is the source
+	Device    string `json:"device"`
+	Allocator string `json:"device_allocator"`
+	Modelled  string `json:"modelled,omitempty"`
+	// OutOfMemory counts the allocations that failed for want of memory, each once.
+	// A layer's own Failed counts every time that it was asked in vain.
+	OutOfMemory uint64       `json:"out_of_memory"`
+	Layers      []LayerStats `json:"layers"` // outermost first; the last is the source
 }
 
 // Source is the innermost layer: what was asked of the driver.
@@ -286,7 +309,7 @@ func (s Stats) Source() LayerStats { return s.Layers[len(s.Layers)-1] }
 
 // Stats returns the figures of every layer.
 func (d *Device) Stats() Stats {
-	return Stats{Device: d.info.Name, Allocator: d.stack.String(), Modelled: d.info.Modelled, Layers: d.stack.Stats()}
+	return Stats{OutOfMemory: d.failed.Load(), Device: d.info.Name, Allocator: d.stack.String(), Modelled: d.info.Modelled, Layers: d.stack.Stats()}
 }
 
 // Check verifies the structures of every layer against each other: for tests, and
@@ -325,7 +348,7 @@ func (d *Device) Import(addr uintptr, size Bytes, release func()) (Buffer, error
 	im, ok := d.driver.(driver.Importer)
 	switch {
 	case d.closing.Load():
-		return Buffer{}, fmt.Errorf("hal: %w", ErrClosed)
+		return Buffer{}, fmt.Errorf("hal: import: device %s: %w", d.info.Name, ErrClosed)
 	case !ok:
 		return Buffer{}, fmt.Errorf("hal: import: %w by %s", ErrUnsupported, d.info.Name)
 	case addr == 0 || size <= 0:
@@ -338,6 +361,7 @@ func (d *Device) Import(addr uintptr, size Bytes, release func()) (Buffer, error
 	r := allocator.Request{Size: size, Kind: allocator.MakeKind(heap, 1, 0, 0, 0)}
 	b := d.mintOwn(owned{addr: at, size: size, imported: true}, &r)
 	d.imports.Add(1)
+	d.importing.Add(1)
 	d.releases.Store(allocator.SlotOf(b), release)
 	return Buffer{b}, nil
 }
@@ -360,6 +384,7 @@ func (d *Device) freeOwn(b allocator.Block, after queue.Frontier) error {
 	release, _ := kept.(func())
 	go func() {
 		defer d.imports.Done()
+		defer d.importing.Add(-1)
 		_ = f.Wait(context.Background()) // an error: the device is lost, and touches nothing any more
 		_ = d.driver.(driver.Importer).Unimport(v.addr, v.size)
 		if release != nil {

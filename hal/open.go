@@ -14,6 +14,7 @@ import (
 	"github.com/halyard-go/halyard/hal/allocator/vmm"
 	"github.com/halyard-go/halyard/hal/driver"
 	"github.com/halyard-go/halyard/hal/host"
+	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
 )
 
@@ -118,6 +119,12 @@ func newDevice(drv driver.Device, o *options) (*Device, error) {
 		return nil, err
 	}
 	d.top = d.stack.Top()
+	for i := range d.most {
+		d.most[i] = memory.MaxBytes
+		if most := d.stack.Most(i); most > 0 {
+			d.most[i] = most
+		}
+	}
 	d.stack.SetUnsent(d.unsent)
 	for range d.info.Queues {
 		if _, err := d.NewQueue(); err != nil {
@@ -128,6 +135,7 @@ func newDevice(drv driver.Device, o *options) (*Device, error) {
 			return nil, err
 		}
 	}
+	d.first = d.Queues()
 	o.log.Info("device opened", zap.String("device", d.info.Name), zap.Stringer("device_allocator", d.stack),
 		zap.Int("queues", d.info.Queues), zap.String("modelled", d.info.Modelled))
 	return d, nil

@@ -12,7 +12,14 @@ import (
 // semaphore values, is carried out, and signals another list; nil is an empty one.
 // A wait for a value that nobody has signalled yet is legal. An error says that
 // nothing was submitted; an operation that is accepted and fails later fails its
-// signal list with the cause. Safe for concurrent use.
+// signal list with the cause, and one without a signal list tells [Queue.Drain].
+//
+// A failure stops nothing behind it: later operations of the queue go on, and find
+// what the failed one left. To stop them too, let them wait for its signal. A call
+// that returns an error has not signalled: if somebody else waits for what it was to
+// signal, tell them with [Semaphore.Fail]. A wait for a semaphore that has failed is
+// accepted, and fails the operation. Memory may be touched by other queues once the
+// alloca has been waited for; that is not checked. Safe for concurrent use.
 type Queue struct {
 	device *Device
 	queue  *queue.Queue
@@ -83,7 +90,8 @@ func (q *Queue) Alloca(ctx context.Context, p Params, wait, signal Fence) (Buffe
 // Dealloca releases b as an operation of the queue: the memory is free after it and
 // after every recorded use on other queues. The handle ends now. If one of wait
 // fails before the dealloca could be issued it did not happen, and the handle is
-// good again.
+// good again: release it then. Where that is unwelcome, wait with the operation
+// before and give the dealloca no wait of its own.
 func (q *Queue) Dealloca(b Buffer, wait, signal Fence) error {
 	if err := q.device.owns(b); err != nil {
 		return err
@@ -184,8 +192,44 @@ func (q *Queue) Barrier(wait, signal Fence) error {
 }
 
 // Drain blocks until everything submitted so far that can be issued is over, or ctx
-// is done.
-func (q *Queue) Drain(ctx context.Context) error { return q.queue.Drain(ctx) }
+// is done. It also returns the first failure, since the last Drain, of an operation
+// that had no signal list: one that nobody else would learn of.
+func (q *Queue) Drain(ctx context.Context) error {
+	if err := q.queue.Drain(ctx); err != nil {
+		return fmt.Errorf("hal: drain of queue %d: %w", q.queue.ID(), err)
+	}
+	if err := q.queue.TakeError(); err != nil {
+		return fmt.Errorf("hal: on queue %d: %w", q.queue.ID(), err)
+	}
+	return nil
+}
+
+// Write copies src to dst, which must be of the same size, and waits until that is
+// done. If ctx ends first, the copy goes on: leave src alone until [Queue.Drain].
+func (q *Queue) Write(ctx context.Context, dst Span, src []byte) error {
+	var done Semaphore
+	if err := q.Upload(dst, src, nil, done.At(1)); err != nil {
+		return err
+	}
+	return q.await(ctx, "write", &done)
+}
+
+// Read copies src to dst, which must be of the same size, and waits until that is
+// done. If ctx ends first, the copy goes on: leave dst alone until [Queue.Drain].
+func (q *Queue) Read(ctx context.Context, dst []byte, src Span) error {
+	var done Semaphore
+	if err := q.Download(dst, src, nil, done.At(1)); err != nil {
+		return err
+	}
+	return q.await(ctx, "read", &done)
+}
+
+func (q *Queue) await(ctx context.Context, what string, done *Semaphore) error {
+	if err := done.Wait(ctx, 1); err != nil {
+		return q.wrap(what, err)
+	}
+	return nil
+}
 
 // Close ends the queue: what is not issued fails, what is issued completes, and
 // memory that was freed on it is there for all. It doesn't wait; [Queue.Drain] does.
@@ -203,9 +247,6 @@ func (q *Queue) submit(op *queue.Op, wait, signal Fence) error {
 }
 
 func (q *Queue) wrap(what string, err error) error {
-	if err == queue.ErrClosed {
-		err = ErrClosed
-	}
 	return fmt.Errorf("hal: %s on queue %d: %w", what, q.queue.ID(), err)
 }
 

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/bits"
 
@@ -210,21 +211,61 @@ type Info struct {
 // Stats are the figures of one layer. Bytes are granted bytes. A count covers the
 // layer's whole life; nothing goes below zero.
 type Stats struct {
-	Allocs, Frees, Failed uint64 // requests served, blocks taken back, requests refused
+	Allocs uint64 `json:"allocs"` // requests served
+	Frees  uint64 `json:"frees"`  // blocks taken back
+	// Failed counts how often the layer was asked in vain. The ladder asks again after
+	// each rung, so one request that fails, or that is served late, counts several times.
+	Failed uint64 `json:"failed"`
 
-	Live, PeakLive memory.Bytes // handed out
-	Held, PeakHeld memory.Bytes // taken from below: live and idle
-	Idle           memory.Bytes // held for later requests
-	Pending        memory.Bytes // the part of idle, or of what is to be given back, that is still in use by the device
-	LargestFree    memory.Bytes // largest request that idle memory could serve if it were ready
-	Blocks         uint64       // pieces of idle memory
+	Live        memory.Bytes `json:"live_bytes"` // handed out
+	PeakLive    memory.Bytes `json:"peak_live_bytes"`
+	Held        memory.Bytes `json:"held_bytes"` // taken from below: live and idle
+	PeakHeld    memory.Bytes `json:"peak_held_bytes"`
+	Idle        memory.Bytes `json:"idle_bytes"`         // held for later requests
+	Pending     memory.Bytes `json:"pending_bytes"`      // the part of idle, or of what is to be given back, that is still in use by the device
+	LargestFree memory.Bytes `json:"largest_free_bytes"` // largest request that idle memory could serve if it were ready
+	Blocks      uint64       `json:"blocks"`             // pieces of idle memory
 
-	Hits, Misses, Evicted uint64    // served from idle memory; from below; idle blocks given back for want of room
-	Reused                [4]uint64 // hits by ground: Reuse as index
+	Hits    uint64  `json:"hits"`    // served from idle memory
+	Misses  uint64  `json:"misses"`  // served from below
+	Evicted uint64  `json:"evicted"` // idle blocks given back for want of room
+	Reused  Grounds `json:"reused"`  // hits by ground
 
-	SourceAllocs, SourceFrees uint64 // driver calls that take and give memory (sources only)
-	Maps, Unmaps              uint64 // driver calls that map and unmap pages
-	Created, Released         uint64 // pages taken from and given back to the driver
+	// Driver calls, of sources only. A source whose pages a layer maps by itself (vmm
+	// under block) counts these and the bytes, and no blocks of its own.
+	SourceAllocs uint64 `json:"source_allocs"` // that take memory
+	SourceFrees  uint64 `json:"source_frees"`  // that give memory back
+	Maps         uint64 `json:"maps"`
+	Unmaps       uint64 `json:"unmaps"`
+	Created      uint64 `json:"pages_created"`
+	Released     uint64 `json:"pages_released"`
+}
+
+// Grounds counts hits by the ground on which the memory was free to be handed out,
+// a [Reuse] as index: freed on the request's own queue; known by its queue to be over
+// when its next operation runs; found to be over; with a wait added.
+type Grounds [4]uint64
+
+type groundsJSON struct {
+	Same    uint64 `json:"same_queue"`
+	Ordered uint64 `json:"ordered"`
+	Polled  uint64 `json:"polled"`
+	Waited  uint64 `json:"waited"`
+}
+
+// MarshalJSON names the grounds.
+func (g Grounds) MarshalJSON() ([]byte, error) {
+	return json.Marshal(groundsJSON{g[ReuseSame], g[ReuseOrdered], g[ReusePolled], g[ReuseWait]})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (g *Grounds) UnmarshalJSON(text []byte) error {
+	var j groundsJSON
+	if err := json.Unmarshal(text, &j); err != nil {
+		return err
+	}
+	*g = Grounds{ReuseSame: j.Same, ReuseOrdered: j.Ordered, ReusePolled: j.Polled, ReuseWait: j.Waited}
+	return nil
 }
 
 // Idler is the capability of a layer whose idle memory may still be pending.

@@ -27,10 +27,13 @@ const (
 
 var rungNames = [rungCount]string{"poll", "trim", "wait", "reclaim"}
 
-// Reclaimer is a function that gives memory back when the stack has none left: an
-// owner's cache outside Halyard, say. It gets the size that is wanted, and returns
-// how much it freed. It is called without locks; what it allocates itself does not
-// call reclaimers again.
+// Reclaimer is a function that gives memory back when the stack has none left: it
+// empties a cache outside Halyard, say, or releases buffers of this stack that it can
+// do without. want is the size of the whole request. It returns how many bytes it
+// freed, of either kind; what was released on a queue is waited for. As long as that
+// is more than 0 and the request still fails it is called again, up to 64 times in
+// all; with 0 the next one is called. It is called without locks; what it allocates
+// itself does not call reclaimers again.
 type Reclaimer func(ctx context.Context, want memory.Bytes) memory.Bytes
 
 // OnPressure registers f and returns a function that takes it away.
@@ -67,6 +70,9 @@ func (s *Stack) OnPressure(f Reclaimer) (remove func()) {
 // ladder never waits for work that was not issued. The error is an [*OOMError], or
 // says why no amount of memory would do.
 func (s *Stack) Allocate(ctx context.Context, r Request) (Block, queue.Frontier, error) {
+	if most := s.Most(r.Kind.Heap()); most > 0 && r.Size > most {
+		return s.Slow(ctx, r, Block{}, queue.Frontier{}, TooLarge)
+	}
 	b, f, o := s.top.Allocate(r)
 	if o == OK && r.Reuse(f) != ReuseNo {
 		return b, f, nil
@@ -120,7 +126,9 @@ type ladder struct {
 	rounds  int
 	again   int  // asked again because memory was on its way
 	swept   bool // trimmed since anything was pending
-	called  int
+	called  int  // reclaimers that have nothing more to give
+	asked   int  // calls of reclaimers
+	back    bool // to the wait: a reclaimer released something
 	rungs   []Rung
 	cause   error
 }
@@ -134,6 +142,10 @@ const maxAgain = 64
 const maxRounds = 8
 
 func (l *ladder) climb() bool {
+	if l.back {
+		l.back = false
+		l.rung, l.rounds, l.waits, l.swept = rungWait, 0, nil, false
+	}
 	for ; l.rung < rungCount; l.rung++ {
 		start := l.env.now()
 		gained, more := l.step()
@@ -222,9 +234,12 @@ func (l *ladder) wait() (memory.Bytes, bool) {
 	return p.size, true
 }
 
+// maxReclaims bounds the calls of reclaimers in one walk.
+const maxReclaims = 64
+
 func (l *ladder) reclaim() (memory.Bytes, bool) {
 	list := l.reclaimers.Load()
-	if list == nil || l.called >= len(*list) || l.ctx.Err() != nil {
+	if list == nil || l.called >= len(*list) || l.asked >= maxReclaims || l.ctx.Err() != nil {
 		return 0, false
 	}
 	if !l.reclaiming.CompareAndSwap(false, true) {
@@ -232,8 +247,13 @@ func (l *ladder) reclaim() (memory.Bytes, bool) {
 	}
 	defer l.reclaiming.Store(false)
 	f := (*list)[l.called]
-	l.called++
+	l.asked++
 	gained := (*f)(l.ctx, l.r.Size)
+	if gained > 0 {
+		l.back = true
+	} else {
+		l.called++
+	}
 	queue.Poll()
 	l.trim(0)
 	return gained, true

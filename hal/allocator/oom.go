@@ -20,13 +20,13 @@ var (
 	// ErrReleased is what a handle gets that was released before.
 	ErrReleased = errors.New("buffer was released")
 	// ErrForeign is what a handle gets that belongs to another device or to none.
-	ErrForeign = errors.New("buffer belongs to another device")
+	ErrForeign = errors.New("buffer belongs to another device, or is the zero Buffer")
 	// ErrBusy is what a release gets while the buffer is mapped or otherwise pinned.
 	ErrBusy = errors.New("buffer is in use by the host (mapped)")
 	// ErrLost matches errors after the loss of the device.
 	ErrLost = queue.ErrLost
 	// ErrClosed is what a closed stack returns.
-	ErrClosed = errors.New("device is closed")
+	ErrClosed = queue.ErrClosed
 )
 
 // Err is the error that o stands for, or nil for OK. It is for callers at the
@@ -62,7 +62,8 @@ const Unknown memory.Bytes = -1
 type OOMError struct {
 	Device string       `json:"device"`
 	Heap   string       `json:"heap"`
-	Queue  queue.ID     `json:"queue"` // 0: the host
+	Queue  queue.ID     `json:"queue"`        // 0: the host
+	On     string       `json:"on,omitempty"` // the queue in words, where the device has them
 	Tag    string       `json:"tag,omitempty"`
 	Asked  memory.Bytes `json:"asked_bytes"`
 	Align  memory.Bytes `json:"align_bytes"`
@@ -82,10 +83,15 @@ type OOMError struct {
 	Stack     string `json:"stack"`      // the effective stack
 	Advice    string `json:"advice"`
 	Cause     error  `json:"-"`
+
+	tooLarge bool
 }
 
-// Is makes every OOMError match [ErrOutOfMemory].
-func (e *OOMError) Is(target error) bool { return target == ErrOutOfMemory }
+// Is makes every OOMError match [ErrOutOfMemory], and one for more than the device
+// could ever give [ErrTooLarge] too.
+func (e *OOMError) Is(target error) bool {
+	return target == ErrOutOfMemory || target == ErrTooLarge && e.tooLarge
+}
 
 func (e *OOMError) Unwrap() error { return e.Cause }
 
@@ -93,7 +99,10 @@ func (e *OOMError) Unwrap() error { return e.Cause }
 func (e *OOMError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "out of memory: %s asked of heap %s of %s", e.Asked.Human(), e.Heap, e.Device)
-	if e.Queue != 0 {
+	switch {
+	case e.On != "":
+		fmt.Fprintf(&b, " for %s", e.On)
+	case e.Queue != 0:
 		fmt.Fprintf(&b, " for queue %d", e.Queue)
 	}
 	if e.Tag != "" {
@@ -135,8 +144,27 @@ func orUnknown(n memory.Bytes) string {
 // about: the driver's own error, or the limit that was hit.
 type LastErrorer interface{ LastError() error }
 
+// Most is the size of the largest request that heap could serve if nothing else were
+// there, or 0 if that isn't known.
+func (s *Stack) Most(heap int) memory.Bytes {
+	if heap >= len(s.env.Heaps) {
+		return 0
+	}
+	h := s.env.Heaps[heap]
+	if h.MaxAllocation > 0 && (h.Capacity == 0 || h.MaxAllocation < h.Capacity) {
+		return h.MaxAllocation
+	}
+	return h.Capacity
+}
+
 // refusal is the error of a request that no amount of memory would serve.
 func (s *Stack) refusal(r Request, o Outcome) error {
+	if most := s.Most(r.Kind.Heap()); o == TooLarge && most > 0 && r.Size > most && r.Size <= memory.MaxBytes-r.Kind.Align() {
+		e := s.oom(&ladder{Stack: s, r: r, outcome: o})
+		e.tooLarge, e.Cause = true, nil
+		e.StoppedBy = fmt.Sprintf("the size of heap %s: one allocation can have %s", e.Heap, most.Human())
+		return e
+	}
 	err := o.Err()
 	if o == Lost {
 		if cause := s.lastError(); cause != nil {
@@ -207,13 +235,15 @@ func advice(e *OOMError, o Outcome) string {
 		return "memory enough was released behind signals that were not submitted: submit them before allocating, or free earlier"
 	case o == OverLimit:
 		return fmt.Sprintf("capped: raise the limit in %q, or release memory", e.Stack)
+	case o == TooLarge && e.DriverTotal != Unknown && e.Asked <= e.DriverTotal:
+		return "the request is larger than one allocation of this heap can be: divide it"
 	case e.DriverTotal != Unknown && e.Asked > e.DriverTotal:
 		return fmt.Sprintf("the request is larger than the device: %s of %s", e.Asked.Human(), e.DriverTotal.Human())
 	case e.Pending >= e.Asked:
 		return "memory enough is pending: allow a longer wait (context), or let queues finish before allocating"
 	case e.Cached+max(0, e.DriverFree) >= e.Asked && e.LargestFree < e.Asked:
 		if strings.Contains(e.Stack, "vmm+block") {
-			return "fragmented: enough is free but not in one piece, in pages that are partly in use; allocate long-lived buffers first"
+			return "fragmented: enough is free but not in one piece, in pages that are partly in use; release some buffer of about this size, or allocate long-lived buffers first"
 		}
 		return "fragmented: enough is free but not in one piece; use block over vmm (pages can move), or allocate long-lived buffers first"
 	case e.DriverTotal != Unknown && e.DriverFree != Unknown && e.DriverTotal-e.DriverFree-e.Held >= e.Asked:

@@ -251,6 +251,24 @@ func (Bytes) Type() string { return "size" }
 // for people: [Bytes.UnmarshalText] refuses it.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
+// MarshalJSON writes the number of bytes: what reads it is a machine.
+func (b Bytes) MarshalJSON() ([]byte, error) { return strconv.AppendInt(nil, int64(b), 10), nil }
+
+// UnmarshalJSON reads a number of bytes, or a string as [ParseBytes] does.
+func (b *Bytes) UnmarshalJSON(text []byte) error {
+	s := string(text)
+	switch {
+	case s == "null":
+		return nil
+	case strings.HasPrefix(s, `"`):
+		var err error
+		if s, err = strconv.Unquote(s); err != nil {
+			return fmt.Errorf("memory: size %s: %w", text, err)
+		}
+	}
+	return b.Set(s)
+}
+
 // UnmarshalText reads what [ParseBytes] reads.
 func (b *Bytes) UnmarshalText(text []byte) error { return b.Set(string(text)) }
 

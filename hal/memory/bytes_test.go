@@ -217,9 +217,11 @@ func TestBytesFlagAndText(t *testing.T) {
 	type config struct{ Limit memory.Bytes }
 	text, err := json.Marshal(config{2 * memory.MiB})
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"Limit":"2MiB"}`, string(text))
+	assert.JSONEq(t, `{"Limit":2097152}`, string(text), "a number, for machines")
 	var c config
 	require.NoError(t, json.Unmarshal(text, &c))
+	assert.Equal(t, 2*memory.MiB, c.Limit)
+	require.NoError(t, json.Unmarshal([]byte(`{"Limit":"2MiB"}`), &c), "and what a person wrote")
 	assert.Equal(t, 2*memory.MiB, c.Limit)
 	assert.ErrorContains(t, json.Unmarshal([]byte(`{"Limit":"9EiB"}`), &c), "does not fit")
 }

@@ -13,7 +13,7 @@ import (
 var (
 	// ErrClosed is what a closed queue returns, and the cause with which it fails
 	// the signal lists of operations that were not issued.
-	ErrClosed = errors.New("queue: closed")
+	ErrClosed = errors.New("closed")
 	// ErrLost matches the cause of every failure after the loss of a device.
 	ErrLost = errors.New("queue: device lost")
 )
@@ -150,6 +150,7 @@ type Queue struct {
 	known   []Point        // scratch of tryIssueLocked
 	bounds  []Bound        // scratch of tryIssueLocked
 	gone    bool           // executor closed, id withdrawn
+	unheard error          // first failure that no signal list carried
 
 	know clock
 
@@ -271,6 +272,7 @@ func (q *Queue) tryIssueLocked(op *Op, wait, signal Fence, e *effects) (Point, s
 			return Point{}, stateBlocked, nil
 		case stateFailed:
 			failAll(signal, err, e)
+			q.unheardLocked(signal, err)
 			if !op.After.Unknown() && !mutant.Is(mutant.DropAddedWait) {
 				// Its memory is placed, and what follows on the queue may touch it: the wait
 				// that was added stands.
@@ -346,6 +348,7 @@ func (q *Queue) finishLocked(value uint64, err error, waits []Bound, signal Fenc
 	}
 	at := Point{q.id, value}
 	if err != nil {
+		q.unheardLocked(signal, err)
 		for _, a := range signal {
 			a.Semaphore.forsake(at)
 		}
@@ -532,6 +535,23 @@ func (q *Queue) Idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.fifo.n == 0 && q.flight.n == 0
+}
+
+// unheardLocked notes a failure that no signal list carries to anybody.
+func (q *Queue) unheardLocked(signal Fence, err error) {
+	if len(signal) == 0 && q.unheard == nil {
+		q.unheard = err
+	}
+}
+
+// TakeError returns the first failure, since the last call, of an operation that had
+// no signal list to fail, or nil.
+func (q *Queue) TakeError() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	err := q.unheard
+	q.unheard = nil
+	return err
 }
 
 // Drain blocks until nothing is in flight or ctx is done. What is deferred stays.

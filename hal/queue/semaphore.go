@@ -61,6 +61,15 @@ func NewSemaphore(value uint64) *Semaphore {
 	return s
 }
 
+// String says what the value is, and that s has failed if it has.
+func (s *Semaphore) String() string {
+	value, err := s.Query()
+	if err != nil {
+		return fmt.Sprintf("semaphore at %d, %v", value, errors.Unwrap(err))
+	}
+	return fmt.Sprintf("semaphore at %d", value)
+}
+
 // At is the fence of one value of s, to wait for or to signal.
 func (s *Semaphore) At(value uint64) Fence { return Fence{{s, value}} }
 

@@ -432,7 +432,7 @@ func TestVerifyFailsTheCommand(t *testing.T) {
 	const text = "a 0 4096\na 1 4096\na 2 4096\nf 0\nf 1\nf 2\n"
 	var out, errs bytes.Buffer
 	code := oddities(&out, &errs, text).run(t.Context(), []string{"run", "--verify", "--device_allocator=raw+overlap", "-"})
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, exitFailed, code, errs.String())
 	require.Contains(t, errs.String(), "halyard: -: counted run: overlap: allocation 2 at 0x")
 	require.Contains(t, errs.String(), "halyard: -: counted run: lost bytes: allocation 0 of 4096 bytes")
 	require.Regexp(t, `checks +2 overlaps, 64 lost bytes, \d problems in all\n`, out.String())

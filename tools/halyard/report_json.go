@@ -54,37 +54,10 @@ type reportJSON struct {
 	MutexNS         float64 `json:"mutex_ns"`
 	Seconds         float64 `json:"seconds"` // all runs of the input
 
-	FirstError       string      `json:"first_error"` // or empty
-	Problems         []string    `json:"problems"`
-	ProblemsUnlisted int         `json:"problems_unlisted"`
-	Layers           []layerJSON `json:"layers"` // outermost first
-}
-
-type layerJSON struct {
-	Layer       string    `json:"layer"`
-	Allocs      uint64    `json:"allocs"`
-	Frees       uint64    `json:"frees"`
-	Failed      uint64    `json:"failed"`
-	Live        int64     `json:"live_bytes"`
-	PeakLive    int64     `json:"peak_live_bytes"`
-	Held        int64     `json:"held_bytes"`
-	PeakHeld    int64     `json:"peak_held_bytes"`
-	Idle        int64     `json:"idle_bytes"`
-	Pending     int64     `json:"pending_bytes"`
-	LargestFree int64     `json:"largest_free_bytes"`
-	Blocks      uint64    `json:"idle_blocks"`
-	Hits        uint64    `json:"hits"`
-	Misses      uint64    `json:"misses"`
-	Evicted     uint64    `json:"evicted"`
-	Reused      reuseJSON `json:"reused"`
-}
-
-// reuseJSON counts hits by the ground on which memory was handed out again.
-type reuseJSON struct {
-	Same    uint64 `json:"same_queue"`
-	Ordered uint64 `json:"ordered"`
-	Polled  uint64 `json:"polled"`
-	Waited  uint64 `json:"waited"`
+	FirstError       string           `json:"first_error"` // or empty
+	Problems         []string         `json:"problems"`
+	ProblemsUnlisted int              `json:"problems_unlisted"`
+	Layers           []hal.LayerStats `json:"layers"` // outermost first
 }
 
 func (r *report) json() *reportJSON {
@@ -113,17 +86,7 @@ func (r *report) json() *reportJSON {
 	}
 	for i := range r.Layers {
 		j.Evicted += r.Layers[i].Evicted
-		j.Layers = append(j.Layers, makeLayerJSON(&r.Layers[i]))
+		j.Layers = append(j.Layers, r.Layers[i])
 	}
 	return j
-}
-
-func makeLayerJSON(l *hal.LayerStats) layerJSON {
-	return layerJSON{
-		Layer: l.Layer, Allocs: l.Allocs, Frees: l.Frees, Failed: l.Failed,
-		Live: int64(l.Live), PeakLive: int64(l.PeakLive), Held: int64(l.Held), PeakHeld: int64(l.PeakHeld),
-		Idle: int64(l.Idle), Pending: int64(l.Pending), LargestFree: int64(l.LargestFree), Blocks: l.Blocks,
-		Hits: l.Hits, Misses: l.Misses, Evicted: l.Evicted,
-		Reused: reuseJSON{l.Reused[0], l.Reused[1], l.Reused[2], l.Reused[3]},
-	}
 }

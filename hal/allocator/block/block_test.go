@@ -738,7 +738,7 @@ func TestFigures(t *testing.T) {
 	require.Equal(t, allocator.Stats{
 		Allocs: 2, Frees: 1, Live: 256, PeakLive: 1280, Held: 2 * memory.MiB, PeakHeld: 2 * memory.MiB,
 		Idle: 2*memory.MiB - 256, LargestFree: 2*memory.MiB - 1280, Blocks: 2, Hits: 1, Misses: 1,
-		Reused: [4]uint64{1},
+		Reused: allocator.Grounds{1},
 	}, st)
 	a.ResetPeaks()
 	require.EqualValues(t, 256, a.Stats().PeakLive)

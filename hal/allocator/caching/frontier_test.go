@@ -27,7 +27,7 @@ func TestTheSameQueueGetsMemoryThatIsStillInUse(t *testing.T) {
 	require.Equal(t, allocator.OK, o)
 	require.Equal(t, x.Addr, y.Addr)
 	require.Equal(t, f, g)
-	require.Equal(t, [4]uint64{1, 0, 0, 0}, a.Stats().Reused)
+	require.Equal(t, allocator.Grounds{1, 0, 0, 0}, a.Stats().Reused)
 	free(t, a, y, f)
 	finish(t, a, base)
 	require.Equal(t, f, base.frees[0].after, "memory goes down with its frontier")

@@ -24,7 +24,7 @@ type model struct {
 	live                  map[uint64]modelBlock
 	down                  []freed // what went to the base, in order
 	hits, misses, evicted uint64
-	reused                [4]uint64
+	reused                allocator.Grounds
 }
 
 type modelBlock struct {

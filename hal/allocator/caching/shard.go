@@ -79,7 +79,7 @@ type shard struct {
 
 	live, peak memory.Bytes
 	frees      uint64
-	reused     [4]uint64
+	reused     allocator.Grounds
 	misses     uint64
 	failed     uint64
 	evicted    uint64

@@ -175,10 +175,13 @@ func (m *pooled) Give(heap int, addr uint64, granted memory.Bytes) error {
 	if m.ways[heap].Load() == byRaw {
 		return m.raw.Give(heap, addr, granted)
 	}
+	// Counted before, so that whoever is given this memory next doesn't count it twice.
+	source.Count(m.source, func(*allocator.Stats) { m.live[heap] -= granted })
 	if err := m.pool.PoolFree(heap, addr, queue.ReadyNow()); err != nil {
+		source.Count(m.source, func(*allocator.Stats) { m.live[heap] += granted })
 		return err
 	}
-	m.changed(heap, -granted, func(st *allocator.Stats) { st.SourceFrees++ })
+	m.changed(heap, 0, func(st *allocator.Stats) { st.SourceFrees++ })
 	return nil
 }
 

@@ -79,7 +79,7 @@ func open(base allocator.Allocator, env *allocator.Env) (*Source, error) {
 		if g := d.Granularity(heap); g > 0 {
 			found = true
 			s.mem.heaps[heap] = &virtual{
-				source: &s.Source, driver: d, heap: heap, page: g, capacity: env.Heaps[heap].Capacity,
+				source: &s.Source, driver: d, room: env.Device.MemInfo, heap: heap, page: g, capacity: env.Heaps[heap].Capacity,
 				pages: map[uint64]driver.Page{}, homes: map[uint64]home{},
 			}
 		}
@@ -167,6 +167,7 @@ func (m *paged) Forget(heap int, addr uint64, granted memory.Bytes) {
 type virtual struct {
 	source   *source.Source
 	driver   driver.Virtual
+	room     func(heap int) (free, total memory.Bytes, err error)
 	heap     int
 	page     memory.Bytes
 	capacity memory.Bytes
@@ -313,6 +314,11 @@ func (v *virtual) grow(addr uint64, n int) error {
 		return fmt.Errorf("%d pages can't be mapped", n)
 	}
 	v.settle()
+	// What is not there needn't be found out page by page, and a report that is made
+	// when this fails should see the heap as it is.
+	if free, total, err := v.room(v.heap); err == nil && n > 1 && free < v.bytes(n) {
+		return fmt.Errorf("%w: %d pages of %v wanted, %v free of %v", driver.ErrOutOfMemory, n, v.page, free, total)
+	}
 	list := make([]driver.Page, 0, min(n, 1<<16))
 	for len(list) < n {
 		p, err := v.driver.Create(v.heap)

@@ -43,11 +43,16 @@ func (l *lanes) fence(e *queueEvent) hal.Fence {
 	return f
 }
 
-// drain waits until all that was submitted is over.
-func (l *lanes) drain(ctx context.Context) error {
+// drain waits until all that was submitted is over. An operation that failed is a
+// problem of the run's.
+func (r *runner) drain(ctx context.Context, l *lanes) error {
 	for _, q := range l.queues {
-		if err := q.Drain(ctx); err != nil {
+		err := q.Drain(ctx)
+		if ctx.Err() != nil {
 			return err
+		}
+		if err != nil {
+			r.problem("a queue operation: %v", err)
 		}
 	}
 	return nil
@@ -72,7 +77,7 @@ func (r *runner) queued(ctx context.Context, dev *hal.Device) error {
 		start := time.Now()
 		err := r.chunks(ctx, len(l.list), last, func(from, to int) { r.submit(l, l.list[from:to], bufs) })
 		if err == nil {
-			err = l.drain(ctx)
+			err = r.drain(ctx, l)
 		}
 		took := time.Since(start)
 		if err != nil {
@@ -86,7 +91,7 @@ func (r *runner) queued(ctx context.Context, dev *hal.Device) error {
 				r.notReleased(bufs[id], id, err)
 			}
 		}
-		if err := l.drain(ctx); err != nil {
+		if err := r.drain(ctx, l); err != nil {
 			return err
 		}
 		l.endPass()
@@ -156,7 +161,7 @@ func (r *runner) queueVerified(ctx context.Context, dev *hal.Device) error {
 			release(&queueEvent{id: ^id, queue: l.home[id], home: l.home[id]})
 		}
 		audit.settle(ctx)
-		if err := l.drain(ctx); err != nil {
+		if err := r.drain(ctx, l); err != nil {
 			return err
 		}
 		l.endPass()
