@@ -25,6 +25,7 @@ type Device struct {
 	stack  *allocator.Stack
 	top    allocator.Allocator
 	log    *zap.Logger
+	policy allocator.Kind            // flags of every request
 	kind   allocator.Kind            // of the zero Params
 	most   [allocator.MaxHeaps]Bytes // one allocation of each heap
 	failed atomic.Uint64             // allocations that failed for want of memory
@@ -80,6 +81,8 @@ const (
 	NoPolled = allocator.NoPolled
 	// MayWait: also memory in use by another queue, with a wait added to the alloca.
 	MayWait = allocator.MayWait
+	// NoSame: not even memory freed on its own queue, unless its uses are over.
+	NoSame = allocator.NoSame
 	// NoSubAlloc: memory of its own, not part of a larger block.
 	NoSubAlloc = allocator.NoSubAlloc
 )
@@ -109,7 +112,7 @@ func (d *Device) kindOf(p *Params) (allocator.Kind, error) {
 	if !ok {
 		return 0, fmt.Errorf("hal: %w: no heap of %s has memory type %v and usage %v (heaps: %v)", ErrUnsupported, d.info.Name, want, p.Usage, d.info.Heaps)
 	}
-	return allocator.MakeKind(heap, align, p.Usage, p.Access, p.Reuse), nil
+	return allocator.MakeKind(heap, align, p.Usage, p.Access, p.Reuse|d.policy), nil
 }
 
 // request makes p a request of queue q (0: the host).

@@ -11,6 +11,7 @@ import (
 	"github.com/halyard-go/halyard/hal/allocator/caching"
 	"github.com/halyard-go/halyard/hal/allocator/pool"
 	"github.com/halyard-go/halyard/hal/allocator/raw"
+	"github.com/halyard-go/halyard/hal/allocator/reuse"
 	"github.com/halyard-go/halyard/hal/allocator/vmm"
 	"github.com/halyard-go/halyard/hal/driver"
 	"github.com/halyard-go/halyard/hal/host"
@@ -30,7 +31,7 @@ func init() {
 	if err := Drivers.Register(host.Driver()); err != nil {
 		panic(err)
 	}
-	Allocators.MustRegister(raw.Layer, pool.Layer, vmm.Layer, block.Layer, caching.Layer, allocator.Mint)
+	Allocators.MustRegister(raw.Layer, pool.Layer, vmm.Layer, block.Layer, caching.Layer, reuse.Layer, allocator.Mint)
 }
 
 // Option changes how a device is opened.
@@ -118,7 +119,8 @@ func newDevice(drv driver.Device, o *options) (*Device, error) {
 	if d.stack, err = o.allocators.Build(env, o.specs...); err != nil {
 		return nil, err
 	}
-	d.top = d.stack.Top()
+	d.top, d.policy = d.stack.Top(), d.stack.Policy()
+	d.kind |= d.policy
 	for i := range d.most {
 		d.most[i] = memory.MaxBytes
 		if most := d.stack.Most(i); most > 0 {

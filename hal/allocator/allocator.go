@@ -99,7 +99,12 @@ const (
 	NoPolled                           // not what a poll finds to be reached
 	MayWait                            // also with a wait added to its operation
 	NoSubAlloc                         // a block of its own, not part of a larger one
+	NoSame                             // not even what its own queue freed, unless that is over
 )
+
+// ReuseFlags are the flags that say which memory still in flight may be handed out: a
+// layer that asks its base on behalf of a request passes them on.
+const ReuseFlags = NoSame | NoOrdered | NoPolled | MayWait
 
 const (
 	alignShift, usageShift, accessShift = 4, 10, 34
@@ -143,7 +148,7 @@ const (
 // case, the same queue, is a comparison. It polls no driver: what it knows of
 // other queues is what the last poll found.
 func (r *Request) Reuse(f queue.Frontier) Reuse {
-	if f.On(r.Who.Queue) || f == queue.ReadyNow() {
+	if f.On(r.Who.Queue) && r.Kind&NoSame == 0 || f == queue.ReadyNow() {
 		return ReuseSame
 	}
 	return r.reuse(f)
@@ -151,6 +156,11 @@ func (r *Request) Reuse(f queue.Frontier) Reuse {
 
 func (r *Request) reuse(f queue.Frontier) Reuse {
 	switch {
+	case f.On(r.Who.Queue): // and NoSame
+		if r.Kind&NoPolled == 0 && f.Reached() {
+			return ReusePolled
+		}
+		return ReuseNo
 	case r.Kind&NoOrdered == 0 && queue.Ordered(r.Who.Queue, f):
 		return ReuseOrdered
 	case r.Who.Queue == 0 || r.Kind&(NoPolled|NoOrdered) == 0:
@@ -289,6 +299,10 @@ type Checker interface{ Check() error }
 
 // PeakResetter is the capability of resetting peaks to the present values.
 type PeakResetter interface{ ResetPeaks() }
+
+// Policy is the capability of a layer that adds flags to every request: the stack and
+// the device go by them too, since what a layer hands out is judged by the request.
+type Policy interface{ Grounds() Kind }
 
 // Passer is implemented by a layer that lets capabilities of its base through.
 // A layer without it hides them all, which is right for any layer that counts or

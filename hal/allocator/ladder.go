@@ -70,6 +70,7 @@ func (s *Stack) OnPressure(f Reclaimer) (remove func()) {
 // ladder never waits for work that was not issued. The error is an [*OOMError], or
 // says why no amount of memory would do.
 func (s *Stack) Allocate(ctx context.Context, r Request) (Block, queue.Frontier, error) {
+	r.Kind |= s.policy
 	if most := s.Most(r.Kind.Heap()); most > 0 && r.Size > most {
 		return s.Slow(ctx, r, Block{}, queue.Frontier{}, TooLarge)
 	}

@@ -19,6 +19,7 @@ type Stack struct {
 	env    *Env
 	layers []namedLayer
 	top    Allocator
+	policy Kind // flags that layers add to every request
 	unsent func() memory.Bytes
 
 	reclaimers  atomic.Pointer[[]*Reclaimer]
@@ -99,6 +100,9 @@ func (s *Stack) add(l Layer, v *spec.Values, env *Env) error {
 	}
 	s.layers = append(s.layers, namedLayer{l.Table.Name, v.String(), a})
 	s.top = a
+	if p, ok := a.(Policy); ok {
+		s.policy |= p.Grounds()
+	}
 	return nil
 }
 
@@ -152,6 +156,10 @@ func (s *Stack) String() string {
 	}
 	return strings.Join(parts, "+")
 }
+
+// Policy is the flags that layers of the stack add to every request. Who calls
+// [Stack.Top] by itself adds them first.
+func (s *Stack) Policy() Kind { return s.policy }
 
 // Top is the outermost layer: what the hot path calls.
 func (s *Stack) Top() Allocator { return s.top }

@@ -103,9 +103,8 @@ func (ar *arena) slabSizeLocked(need memory.Bytes) memory.Bytes {
 // ask takes a slab of size bytes from the base, stepping down to what is needed if
 // it refuses.
 func (ar *arena) ask(r *allocator.Request, size, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
-	const flags = allocator.NoOrdered | allocator.NoPolled | allocator.MayWait
 	up := allocator.Request{
-		Kind: allocator.MakeKind(ar.heap, align, ar.usage|r.Kind.Usage(), r.Kind.Access(), r.Kind&flags),
+		Kind: allocator.MakeKind(ar.heap, align, ar.usage|r.Kind.Usage(), r.Kind.Access(), r.Kind&allocator.ReuseFlags),
 		Who:  allocator.Who{Queue: r.Who.Queue},
 	}
 	for step := 1; ; step++ {
@@ -131,7 +130,7 @@ func (ar *arena) ask(r *allocator.Request, size, need, align memory.Bytes) (allo
 func (ar *arena) allocateOwn(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
 	up := *r
 	up.Size = need
-	up.Kind = allocator.MakeKind(ar.heap, align, r.Kind.Usage(), r.Kind.Access(), r.Kind&(allocator.NoOrdered|allocator.NoPolled|allocator.MayWait|allocator.NoSubAlloc))
+	up.Kind = allocator.MakeKind(ar.heap, align, r.Kind.Usage(), r.Kind.Access(), r.Kind&(allocator.ReuseFlags|allocator.NoSubAlloc))
 	for {
 		ar.mu.Lock()
 		closed := ar.closed
