@@ -17,7 +17,10 @@ import (
 // nobody will signal, lets what is issued finish, frees what was not released (and
 // reports it as a [LeakError]), gives all memory back and closes the driver.
 //
-// ctx bounds the waiting for issued work. If it ends first, Close returns its error
+// A [LeakError] (found with errors.As; other errors may be joined to it) says what was
+// not released; the device is closed all the same.
+//
+// ctx bounds the waiting for issued work, and an idle device closes whatever it says. If it ends first, Close returns its error
 // with the device still closing: memory in use can't be given back. Call Close
 // again to go on. After a device is lost Close waits for nothing. Idempotent: once
 // it has succeeded it returns nil.

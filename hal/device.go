@@ -201,7 +201,9 @@ func (d *Device) free(b allocator.Block, after queue.Frontier) error {
 // device still does can touch it. For memory that a queue will use,
 // [Queue.Allocate] and [Queue.Alloca] reuse more. Errors: [OOMError], ErrTooLarge,
 // ErrUnsupported, ErrInvalid, ErrClosed, ErrLost. ctx bounds the waiting for
-// memory that issued work will free, and carries a tag.
+// memory that issued work will free, and carries a tag; where memory is at hand it is
+// not looked at. An OOMError for want of time matches ctx's error too: look at
+// ctx.Err() before making room for another try.
 func (d *Device) Allocate(ctx context.Context, p Params) (Buffer, error) {
 	r, err := d.request(ctx, &p, 0)
 	if err != nil {
@@ -336,9 +338,13 @@ func (d *Device) TrimWait(ctx context.Context, keep Bytes) (Bytes, error) {
 	return d.stack.Trim(ctx, keep, true)
 }
 
-// OnPressure registers f to be called, without locks, when the stack has no memory
-// left after waiting for pending frees; it returns how much f freed elsewhere. The
-// returned function takes it away.
+// OnPressure registers f to be called, without locks, when an allocation fails for
+// want of memory and nothing that is idle or pending helps. f gets the size of the
+// whole request, frees what it can do without, and returns how many bytes that was:
+// memory outside Halyard, or buffers of this device, by Release or Dealloca, which
+// are waited for. The allocation is tried again after each call, and f is called
+// again as long as it returns more than 0, up to 64 times. What f itself allocates
+// calls nobody. The returned function takes f away.
 func (d *Device) OnPressure(f func(ctx context.Context, want Bytes) Bytes) (remove func()) {
 	return d.stack.OnPressure(f)
 }

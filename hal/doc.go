@@ -5,9 +5,9 @@
 //	q := dev.Queue(0)
 //	done := hal.NewSemaphore(0)
 //	buf, err := q.Alloca(ctx, hal.Params{Size: 8 * hal.MiB}, nil, nil)
-//	err = q.Fill(buf.All(), []byte{0}, nil, nil)
-//	err = q.Dealloca(buf, nil, done.At(1))
-//	err = done.Wait(ctx, 1)
+//	err = q.Fill(buf.All(), []byte{0}, nil, done.At(1))
+//	err = q.Dealloca(buf, nil, done.At(2))
+//	err = done.Wait(ctx, 2)
 //	err = dev.Close(ctx)
 //
 // # Devices, queues, buffers
@@ -30,8 +30,17 @@
 // [OOMError] is returned at once. Its contents may be touched by what is ordered
 // after the alloca. A buffer is freed when its dealloca is issued, that is when
 // everything it waits for is at least on its way, and it is reused after all that
-// touched it. An operation that was accepted and fails later fails its signal list
-// with the cause, so nobody waits forever. See package hal/queue for the model.
+// touched it. See package hal/queue for the model.
+//
+// # Errors
+//
+// A call that returns an error has done nothing and signalled nothing: if somebody
+// waits for what it was to signal, tell them with [Semaphore.Fail]. An operation that
+// was accepted and fails later fails its signal list with the cause, so nobody waits
+// forever, and one without a signal list is reported by the next [Queue.Drain]. So
+// signal the operations whose failure matters, as the Fill above: a failure does not
+// stop the operations behind it. Conditions are told apart with errors.Is, and
+// [OOMError] and [LeakError] are found with errors.As: they may be wrapped or joined.
 //
 // # Concurrency
 //

@@ -40,21 +40,21 @@ var (
 // LeakError is what [Device.Close] returns when buffers were still live. They have
 // been freed.
 type LeakError struct {
-	Buffers int
-	Bytes   Bytes
-	ByTag   []TagLeak // largest first
+	Buffers int       `json:"buffers"`
+	Bytes   Bytes     `json:"bytes"`
+	ByTag   []TagLeak `json:"by_tag"` // largest first
 }
 
 // TagLeak is the part of a leak under one tag.
 type TagLeak struct {
-	Tag     string
-	Buffers int
-	Bytes   Bytes
+	Tag     string `json:"tag"` // empty: none
+	Buffers int    `json:"buffers"`
+	Bytes   Bytes  `json:"bytes"`
 }
 
 func (e *LeakError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "hal: %d buffers, %s, were not released before Close", e.Buffers, e.Bytes.Human())
+	fmt.Fprintf(&b, "hal: not released before Close: %s, %s", buffers(e.Buffers), e.Bytes.Human())
 	for i, t := range e.ByTag {
 		if i == 5 {
 			fmt.Fprintf(&b, ", and %d more tags", len(e.ByTag)-i)
@@ -64,9 +64,16 @@ func (e *LeakError) Error() string {
 		if name == "" {
 			name = "untagged"
 		}
-		fmt.Fprintf(&b, "; %s: %d buffers, %s", name, t.Buffers, t.Bytes.Human())
+		fmt.Fprintf(&b, "; %s: %s, %s", name, buffers(t.Buffers), t.Bytes.Human())
 	}
 	return b.String()
+}
+
+func buffers(n int) string {
+	if n == 1 {
+		return "1 buffer"
+	}
+	return fmt.Sprintf("%d buffers", n)
 }
 
 func invalid(format string, args ...any) error {

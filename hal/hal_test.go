@@ -413,7 +413,7 @@ func TestCloseReportsLeaksByTagAndFreesThem(t *testing.T) {
 		require.Equal(t, 4, leak.Buffers)
 		require.EqualValues(t, 3010, leak.Bytes)
 		require.Equal(t, hal.TagLeak{Tag: "kv", Buffers: 3, Bytes: 3000}, leak.ByTag[0])
-		require.Equal(t, "hal: 4 buffers, 2.94 KiB, were not released before Close; kv: 3 buffers, 2.93 KiB; untagged: 1 buffers, 10 B", err.Error(), s)
+		require.Equal(t, "hal: not released before Close: 4 buffers, 2.94 KiB; kv: 3 buffers, 2.93 KiB; untagged: 1 buffer, 10 B", err.Error(), s)
 		require.NoError(t, d.Close(soon(t)), "idempotent")
 		_, err = d.Allocate(soon(t), hal.Params{Size: 1})
 		require.ErrorIs(t, err, hal.ErrClosed)
@@ -775,4 +775,125 @@ func TestCloseWaitsForTheWorkOfClosedQueues(t *testing.T) {
 		close(gate)
 		require.NoError(t, d.Close(soon(t)))
 	}
+}
+
+// A failure that no signal list carries is the next Drain's to report, once.
+func TestAFailureThatNobodyWaitsForReachesDrain(t *testing.T) {
+	d := open(t, "host:capacity=64MiB,queues=2", "")
+	q, cause := d.Queue(0), errors.New("kernel")
+	require.NoError(t, q.Call(func() error { return cause }, nil, nil))
+	require.NoError(t, q.Barrier(nil, nil))
+	require.ErrorIs(t, q.Drain(soon(t)), cause)
+	require.NoError(t, q.Drain(soon(t)), "it has been told")
+
+	heard := hal.NewSemaphore(0)
+	require.NoError(t, q.Call(func() error { return cause }, nil, heard.At(1)))
+	require.ErrorIs(t, heard.Wait(soon(t), 1), cause)
+	require.NoError(t, q.Drain(soon(t)), "the semaphore has told")
+
+	failed := hal.NewSemaphore(0)
+	failed.Fail(cause)
+	require.NoError(t, q.Barrier(failed.At(1), nil))
+	require.ErrorIs(t, q.Drain(soon(t)), cause, "one that failed before it was issued")
+}
+
+func TestReadAndWriteWait(t *testing.T) {
+	d := open(t, "host:capacity=64MiB", "")
+	b, got := alloc(t, d, 4), make([]byte, 4)
+	require.NoError(t, d.Queue(0).Write(soon(t), b.All(), []byte("data")))
+	require.NoError(t, d.Queue(1).Read(soon(t), got, b.All()))
+	require.Equal(t, "data", string(got))
+	require.ErrorIs(t, d.Queue(0).Write(soon(t), b.All(), nil), hal.ErrInvalid)
+
+	gate := make(chan struct{})
+	require.NoError(t, d.Queue(0).Call(func() error { <-gate; return nil }, nil, nil))
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, d.Queue(0).Read(ended, got, b.All()), context.Canceled)
+	close(gate)
+	require.NoError(t, d.Queue(0).Drain(soon(t)))
+	require.NoError(t, b.Release())
+}
+
+func TestAnIdleDeviceClosesWhateverTheContextSays(t *testing.T) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 50 {
+		d, err := hal.Open("host:capacity=64MiB")
+		require.NoError(t, err)
+		require.NoError(t, d.Close(ended))
+		_, err = d.Allocate(soon(t), hal.Params{Size: 1})
+		require.ErrorIs(t, err, hal.ErrClosed)
+	}
+}
+
+func TestWorkThatACloseFailedSaysSo(t *testing.T) {
+	d, err := hal.Open("host:capacity=64MiB")
+	require.NoError(t, err)
+	never, out := hal.NewSemaphore(0), hal.NewSemaphore(0)
+	require.NoError(t, d.Queue(0).Barrier(never.At(1), out.At(1)))
+	require.NoError(t, d.Close(soon(t)))
+	require.ErrorIs(t, out.Wait(soon(t), 1), hal.ErrClosed)
+	require.ErrorIs(t, d.Queue(0).Barrier(nil, nil), hal.ErrClosed)
+}
+
+func TestQueuesKeepTheirNumbers(t *testing.T) {
+	d := open(t, "host:capacity=64MiB,queues=2", "")
+	a, b := d.Queue(0), d.Queue(1)
+	a.Close()
+	require.Same(t, a, d.Queue(0))
+	require.Same(t, b, d.Queue(1))
+	require.PanicsWithValue(t, "hal: queue 2 of device host, which was opened with 2", func() { d.Queue(2) })
+	require.Equal(t, []*hal.Queue{b}, d.Queues())
+}
+
+// More than a heap could ever give is refused without asking anybody.
+func TestMoreThanTheHeapAsksNobody(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB", func(t *testing.T, d *hal.Device) {
+		_, err := d.Queue(0).Alloca(soon(t), hal.Params{Size: 65 * hal.MiB}, nil, nil)
+		require.ErrorIs(t, err, hal.ErrOutOfMemory)
+		require.ErrorIs(t, err, hal.ErrTooLarge)
+		require.ErrorContains(t, err, "65 MiB asked of heap device of host for queue 0")
+		require.ErrorContains(t, err, "larger than the device: 65 MiB of 64 MiB")
+		st := d.Stats()
+		require.Zero(t, st.Source().SourceAllocs)
+		require.Zero(t, st.Source().PeakHeld)
+		require.EqualValues(t, 1, st.OutOfMemory)
+	})
+}
+
+// Whoever is asked for room may have only a little at a time, and may give it by a
+// dealloca on a queue that is busy.
+func TestPressureIsPutOnAgainAsLongAsItHelps(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB", func(t *testing.T, d *hal.Device) {
+		q := d.Queue(0)
+		var blocks []hal.Buffer
+		for range 16 {
+			b, err := q.Alloca(soon(t), hal.Params{Size: 4 * hal.MiB}, nil, nil)
+			require.NoError(t, err)
+			blocks = append(blocks, b)
+		}
+		asked := 0
+		remove := d.OnPressure(func(_ context.Context, want hal.Bytes) hal.Bytes {
+			require.Equal(t, 24*hal.MiB, want)
+			if len(blocks) == 0 {
+				return 0
+			}
+			asked++
+			b := blocks[0]
+			blocks = blocks[1:]
+			require.NoError(t, d.Queue(1).Call(func() error { time.Sleep(time.Millisecond); return nil }, nil, nil))
+			require.NoError(t, d.Queue(1).Dealloca(b, nil, nil))
+			return 4 * hal.MiB
+		})
+		defer remove()
+		b, err := q.Alloca(soon(t), hal.Params{Size: 24 * hal.MiB}, nil, nil)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, asked, 6)
+		require.Zero(t, d.Stats().OutOfMemory)
+		require.NoError(t, b.Release())
+		for _, b := range blocks {
+			require.NoError(t, b.Release())
+		}
+	})
 }

@@ -48,7 +48,7 @@ var _ allocator.Allocator = (*Source)(nil)
 var Layer = allocator.Layer{
 	Table: &spec.Table{
 		Name:    "pool",
-		Summary: "source: the driver's stream-ordered pool",
+		Summary: "the driver's stream-ordered pool",
 		Doc:     "The driver keeps what is freed, up to the threshold, and hands it out again without taking more. A heap without a pool is served as by raw.",
 		Options: []spec.Option{{
 			Name: "threshold", Kind: spec.Size, Default: "*", Unlimited: true,

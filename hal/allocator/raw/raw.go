@@ -28,7 +28,7 @@ var _ allocator.Allocator = (*Source)(nil)
 var Layer = allocator.Layer{
 	Table: &spec.Table{
 		Name:    "raw",
-		Summary: "source: one plain driver call for each allocation and each free",
+		Summary: "one plain driver call for each allocation and each free",
 		Doc:     "Simple and exact, and slow on most devices. Best under a layer that takes memory in large pieces.",
 	},
 	Source: true,

@@ -47,7 +47,7 @@ var (
 var Layer = allocator.Layer{
 	Table: &spec.Table{
 		Name:    "vmm",
-		Summary: "source: pages of memory, mapped at reserved addresses",
+		Summary: "pages of memory, mapped at reserved addresses",
 		Doc:     "Best under block, which then has one contiguous range and can move pages. Alone, each allocation is rounded up to whole pages. A heap without pages is served as by raw.",
 	},
 	Source: true,
