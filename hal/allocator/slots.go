@@ -86,10 +86,31 @@ func (s *Slots[T]) NewLocked() uint32 {
 // MintLocked hands slot i out: every older handle of it is stale. ready is the
 // frontier of the memory as it is handed out.
 func (s *Slots[T]) MintLocked(i uint32, addr uint64, size memory.Bytes, r *Request, ready queue.Frontier) Block {
-	e := s.At(i)
+	return s.mint(s.At(i), i, addr, size, r, ready)
+}
+
+func (s *Slots[T]) mint(e *Slot[T], i uint32, addr uint64, size memory.Bytes, r *Request, ready queue.Frontier) Block {
 	e.gen = (e.gen + 1) & genMask
 	e.ready, e.asked, e.kind, e.tag = ready, r.Size, r.Kind, r.Who.Tag
 	return Block{Addr: addr, Size: size, Keeper: &s.keeper, ID: uint64(i)<<genBits | e.gen}
+}
+
+// AddLocked is NewLocked, setting the value, and MintLocked in one. It is false if
+// there can be no more slots.
+func (s *Slots[T]) AddLocked(v T, addr uint64, size memory.Bytes, r *Request, ready queue.Frontier) (Block, bool) {
+	i := s.free
+	if i == 0 {
+		if i = s.NewLocked(); i == 0 {
+			return Block{}, false
+		}
+		e := s.At(i)
+		e.Value = v
+		return s.mint(e, i, addr, size, r, ready), true
+	}
+	e := s.At(i)
+	s.free = e.next
+	e.Value = v
+	return s.mint(e, i, addr, size, r, ready), true
 }
 
 // findLocked returns the slot of a live or claimed block.
@@ -112,20 +133,31 @@ func (s *Slots[T]) TakeLocked(b Block, after queue.Frontier) (uint32, queue.Fron
 	if !s.Mints(b) {
 		return 0, queue.Frontier{}, Foreign
 	}
-	i, o := s.findLocked(b.ID)
+	i := uint32(b.ID >> genBits)
+	if i == 0 || i >= s.used {
+		return 0, queue.Frontier{}, Foreign
+	}
+	f, o := s.take(s.At(i), b.ID, after)
 	if o != OK {
 		return 0, queue.Frontier{}, o
 	}
-	e := s.At(i)
-	if e.pins != 0 {
-		return 0, queue.Frontier{}, Busy
+	return i, f, OK
+}
+
+// take ends the life id of the block in e.
+func (s *Slots[T]) take(e *Slot[T], id uint64, after queue.Frontier) (queue.Frontier, Outcome) {
+	switch {
+	case e.gen != id&genMask || id&1 == 0:
+		return queue.Frontier{}, Stale
+	case e.pins != 0:
+		return queue.Frontier{}, Busy
 	}
 	e.gen = (e.gen + 1) & genMask
 	e.taken = false
-	f := after
-	if e.ready != after {
-		f = queue.Join(e.ready, after)
+	if e.ready == after && !after.Unknown() {
+		return after, OK
 	}
+	f := queue.Join(e.ready, after)
 	if f.Unknown() {
 		f = queue.Everything()
 		if mutant.Is(mutant.ZeroIsReady) {
@@ -133,7 +165,7 @@ func (s *Slots[T]) TakeLocked(b Block, after queue.Frontier) (uint32, queue.Fron
 		}
 	}
 	e.ready = f
-	return i, f, OK
+	return f, OK
 }
 
 // ReadyLocked is the frontier of a free block: what TakeLocked returned.
@@ -146,13 +178,35 @@ func (s *Slots[T]) SetReadyLocked(i uint32, f queue.Frontier) { s.At(i).ready = 
 // DropLocked gives slot i up, for a block that is no longer the layer's. Its
 // handles stay stale.
 func (s *Slots[T]) DropLocked(i uint32) {
-	e := s.At(i)
-	gen := e.gen
-	*e = Slot[T]{gen: gen}
-	if gen >= genMask-2 { // the next life could be taken for the first
+	s.drop(s.At(i), i)
+}
+
+func (s *Slots[T]) drop(e *Slot[T], i uint32) {
+	var none T
+	e.Value = none
+	if e.gen >= genMask-2 { // the next life could be taken for the first
 		return
 	}
 	e.next, s.free = s.free, i
+}
+
+// RemoveLocked is TakeLocked and DropLocked in one. It returns what was kept with the
+// block, the kind it was asked for, and the frontier after which it is free.
+func (s *Slots[T]) RemoveLocked(b Block, after queue.Frontier) (v T, k Kind, f queue.Frontier, o Outcome) {
+	if !s.Mints(b) {
+		return v, 0, f, Foreign
+	}
+	i := uint32(b.ID >> genBits)
+	if i == 0 || i >= s.used {
+		return v, 0, f, Foreign
+	}
+	e := s.At(i)
+	if f, o = s.take(e, b.ID, after); o != OK {
+		return v, 0, f, o
+	}
+	v, k = e.Value, e.kind
+	s.drop(e, i)
+	return v, k, f, OK
 }
 
 // AskedLocked returns the size, kind and tag with which slot i was last minted.

@@ -23,8 +23,8 @@ const (
 	coming       // unmapped whole pages, set aside to be mapped
 )
 
-// node is a piece of a slab or of the range. It lives in a slot, and neighbours
-// are slot numbers, so that the collector has nothing to follow.
+// node is a piece of a slab or of the range. Neighbours are numbers, so that the
+// collector has nothing to follow.
 type node struct {
 	addr       uint64
 	size       memory.Bytes
@@ -53,7 +53,7 @@ type arena struct {
 	most   memory.Bytes // of a slab that isn't one request's
 
 	mu     sync.Mutex
-	slots  allocator.Slots[node]
+	pieces pieces
 	index  index
 	pages  *pages // nil without virtual memory; the pointer is immutable
 	slabs  []slab // the first is unused
@@ -64,7 +64,7 @@ type arena struct {
 	turns  uint64          // times that growing changed what is mapped or held
 	busy   int             // calls of the base in progress: memory is on its way
 	seams  []seam          // not merged yet, oldest first
-	pieces []seam          // scratch of coalesceLocked
+	joints []seam          // scratch of coalesceLocked
 
 	moreSeams bool // there are others
 	closed    bool
@@ -79,8 +79,7 @@ func newArena(a *Allocator, heap int) (*arena, allocator.Outcome) {
 			ar.most = min(ar.most, h.MaxAllocation)
 		}
 	}
-	ar.slots.Init(&ar.mu, a.env.Owner, uint32(heap))
-	ar.index.init(&ar.slots, a.config.MinBlock)
+	ar.index.init(&ar.pieces, a.config.MinBlock)
 	if v := virtual(a.base, heap); v != nil {
 		if o := ar.reserve(v, a.env.Capacity(heap)); o != allocator.OK {
 			return nil, o
@@ -89,7 +88,7 @@ func newArena(a *Allocator, heap int) (*arena, allocator.Outcome) {
 	return ar, allocator.OK
 }
 
-func (ar *arena) node(i uint32) *node { return &ar.slots.At(i).Value }
+func (ar *arena) node(i uint32) *node { return ar.pieces.at(i) }
 
 // unlock ends a critical section; with the invariants tag it checks the books.
 func (ar *arena) unlock() {
@@ -159,7 +158,7 @@ func (s *search) look(i uint32, n *node) bool {
 	if !ok {
 		return s.skip()
 	}
-	g := s.r.Reuse(s.ar.slots.ReadyLocked(i))
+	g := s.r.Reuse(s.ar.pieces.ready(i))
 	if g >= allocator.ReuseWait {
 		if g == allocator.ReuseWait && s.second == 0 {
 			s.second, s.secondAddr = i, addr
@@ -235,67 +234,69 @@ func (s *search) walk() {
 	}
 }
 
-// allocate serves r.
-func (ar *arena) allocate(r allocator.Request) (allocator.Block, queue.Frontier, allocator.Outcome) {
-	need, align, ok := ar.measure(&r)
-	switch {
-	case !ok:
-		return ar.fail(&r, allocator.TooLarge, queue.Frontier{})
-	case r.Kind&allocator.NoSubAlloc != 0:
-		return ar.allocateOwn(&r, need, align)
+// quickLocked serves r from what a short search finds.
+func (ar *arena) quickLocked(r *allocator.Request) (piece uint32, f queue.Frontier, ok bool) {
+	need, align, ok := ar.measure(r)
+	if !ok || r.Kind&allocator.NoSubAlloc != 0 {
+		return 0, f, false
 	}
-	ar.mu.Lock()
-	if ar.closed {
-		ar.unlock()
-		return ar.fail(&r, allocator.Unsupported, queue.Frontier{})
-	}
-	s := search{ar: ar, r: &r, need: need, align: align, left: glance, choose: choices}
-	if ar.findLocked(&s) {
-		if b, f, ok := ar.takeLocked(&s); ok {
+	s := search{ar: ar, r: r, need: need, align: align, left: glance, choose: choices}
+	if ok = !ar.closed && ar.findLocked(&s); ok {
+		if piece, f, ok = ar.takeLocked(&s); ok {
 			ar.mendLocked()
-			ar.unlock()
-			return b, f, allocator.OK
 		}
 	}
-	ar.unlock()
+	return piece, f, ok
+}
+
+// grow serves r where a short search found nothing: by a complete one, or with more
+// from the base.
+func (ar *arena) grow(r *allocator.Request) (piece uint32, f queue.Frontier, o allocator.Outcome) {
+	need, align, ok := ar.measure(r)
+	switch {
+	case !ok:
+		return ar.fail(r, allocator.TooLarge, queue.Frontier{})
+	case r.Kind&allocator.NoSubAlloc != 0:
+		return ar.allocateOwn(r, need, align)
+	}
 	queue.Poll()
 	if ar.pages != nil {
-		return ar.growPages(&r, need, align)
+		return ar.growPages(r, need, align)
 	}
-	return ar.growSlabs(&r, need, align)
+	return ar.growSlabs(r, need, align)
 }
 
 // retryLocked is a complete search: what is ready by now serves r.
-func (ar *arena) retryLocked(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, bool) {
+func (ar *arena) retryLocked(r *allocator.Request, need, align memory.Bytes) (uint32, queue.Frontier, bool) {
 	ar.coalesceForLocked(r, need, align)
 	s := search{ar: ar, r: r, need: need, align: align, left: glance, choose: choices, complete: true}
 	if !ar.findLocked(&s) {
-		return allocator.Block{}, queue.Frontier{}, false
+		return 0, queue.Frontier{}, false
 	}
 	return ar.takeLocked(&s)
 }
 
-// takeLocked hands out what s found. It is false if the arena has no slot left.
-func (ar *arena) takeLocked(s *search) (allocator.Block, queue.Frontier, bool) {
+// takeLocked takes what s found. It is false if there can be no more pieces.
+func (ar *arena) takeLocked(s *search) (uint32, queue.Frontier, bool) {
 	ar.detachLocked(s.found)
-	b, f, ok := ar.carveLocked(s.found, s.addr, s.need, s.r)
+	i, f, ok := ar.carveLocked(s.found, s.addr, s.need)
 	if ok {
 		ar.stats.Hits++
 		ar.stats.Reused[s.ground]++
 	}
-	return b, f, ok
+	return i, f, ok
 }
 
-// carveLocked hands out size bytes at addr of piece i, which is free and detached.
-// The rest stays free. It is false, and all of i is free again, if there is no slot
-// left.
-func (ar *arena) carveLocked(i uint32, addr uint64, size memory.Bytes, r *allocator.Request) (allocator.Block, queue.Frontier, bool) {
+// carveLocked makes a live piece of size bytes at addr of piece i, which is free and
+// detached. The rest stays free. It is false, and all of i is free again, if there
+// can be no more pieces.
+func (ar *arena) carveLocked(i uint32, addr uint64, size memory.Bytes) (uint32, queue.Frontier, bool) {
 	n := ar.node(i)
 	if addr > n.addr {
 		j := ar.splitLocked(i, addr)
 		if j == 0 {
 			ar.attachLocked(i)
-			return allocator.Block{}, queue.Frontier{}, false
+			return 0, queue.Frontier{}, false
 		}
 		ar.node(j).state = aside
 		ar.attachLocked(i)
@@ -306,18 +307,17 @@ func (ar *arena) carveLocked(i uint32, addr uint64, size memory.Bytes, r *alloca
 		if j == 0 {
 			n.state = free
 			ar.attachLocked(i)
-			return allocator.Block{}, queue.Frontier{}, false
+			return 0, queue.Frontier{}, false
 		}
 		n.state = aside
 		ar.node(j).state = free
 		ar.attachLocked(j)
 	}
-	b, f := ar.mintLocked(i, r)
-	return b, f, true
+	return i, ar.wakeLocked(i), true
 }
 
-// mintLocked makes the detached piece i live.
-func (ar *arena) mintLocked(i uint32, r *allocator.Request) (allocator.Block, queue.Frontier) {
+// wakeLocked makes the detached piece i live, and returns its frontier.
+func (ar *arena) wakeLocked(i uint32) queue.Frontier {
 	n := ar.node(i)
 	n.state = live
 	st := &ar.stats
@@ -326,45 +326,58 @@ func (ar *arena) mintLocked(i uint32, r *allocator.Request) (allocator.Block, qu
 	if st.Live > st.PeakLive {
 		st.PeakLive = st.Live
 	}
-	f := ar.slots.ReadyLocked(i)
-	return ar.slots.MintLocked(i, n.addr, n.size, r, f), f
+	return ar.pieces.ready(i)
 }
 
-// free takes b back.
-func (ar *arena) free(b allocator.Block, after queue.Frontier) allocator.Outcome {
+// leftover is what giving a piece back leaves to be done without a lock.
+type leftover struct {
+	slab  allocator.Block // for the base, free after f
+	f     queue.Frontier
+	drain bool // the arena is closed
+}
+
+// give takes the live piece i back, which is free after f. No lock is held.
+func (ar *arena) give(i uint32, f queue.Frontier) {
 	ar.mu.Lock()
-	i, f, o := ar.slots.TakeLocked(b, after)
-	if o != allocator.OK {
-		ar.unlock()
-		return o
-	}
+	rest := ar.giveLocked(i, f)
+	ar.unlock()
+	ar.finish(rest)
+}
+
+// giveLocked is give but for what rest says.
+func (ar *arena) giveLocked(i uint32, f queue.Frontier) (rest leftover) {
 	n := ar.node(i)
 	ar.clock++
 	n.state, n.age = free, ar.clock
+	ar.pieces.setReady(i, f)
 	ar.stats.Frees++
 	if !mutant.Is(mutant.ForgetCount) {
 		ar.stats.Live -= n.size
 	}
 	if n.slab != 0 && ar.slabs[n.slab].own {
-		b := ar.dropSlabLocked(n.slab)
-		ar.unlock()
-		ar.base.Free(b, f)
-		return allocator.OK
+		rest.slab, rest.f = ar.dropSlabLocked(n.slab), f
+		return rest
 	}
 	ar.attachLocked(i)
 	ar.mendLocked()
-	closed := ar.closed
-	ar.unlock()
-	if closed {
+	rest.drain = ar.closed
+	return rest
+}
+
+// finish does what a give has left.
+func (ar *arena) finish(rest leftover) {
+	if rest.slab.Size != 0 {
+		ar.base.Free(rest.slab, rest.f)
+	}
+	if rest.drain {
 		ar.drain()
 	}
-	return allocator.OK
 }
 
 // splitLocked cuts the detached piece i at an address inside it and returns the
 // upper half, alike in everything, or 0 if there is no slot left.
 func (ar *arena) splitLocked(i uint32, at uint64) uint32 {
-	j := ar.slots.NewLocked()
+	j := ar.pieces.take()
 	if j == 0 {
 		return 0
 	}
@@ -375,9 +388,9 @@ func (ar *arena) splitLocked(i uint32, at uint64) uint32 {
 		ar.node(n.next).prev = j
 	}
 	n.size, n.next = low, j
-	ar.slots.SetReadyLocked(j, ar.slots.ReadyLocked(i))
+	ar.pieces.setReady(j, ar.pieces.ready(i))
 	if mutant.Is(mutant.SplitLosesFrontier) {
-		ar.slots.SetReadyLocked(j, queue.ReadyNow())
+		ar.pieces.setReady(j, queue.ReadyNow())
 	}
 	return j
 }
@@ -393,11 +406,11 @@ func (ar *arena) fuseLocked(i uint32) {
 	if m.next != 0 {
 		ar.node(m.next).prev = i
 	}
-	f, g := ar.slots.ReadyLocked(i), ar.slots.ReadyLocked(j)
+	f, g := ar.pieces.ready(i), ar.pieces.ready(j)
 	if f != g && !mutant.Is(mutant.MergeLosesFrontier) {
-		ar.slots.SetReadyLocked(i, queue.Join(f, g))
+		ar.pieces.setReady(i, queue.Join(f, g))
 	}
-	ar.slots.DropLocked(j)
+	ar.pieces.drop(j)
 }
 
 // mergeLocked makes one detached piece of the detached i and its neighbours in the
@@ -435,7 +448,7 @@ func (ar *arena) fusibleLocked(i, j uint32) bool {
 	if ar.node(i).state == hollow {
 		return true
 	}
-	f, g := ar.slots.ReadyLocked(i), ar.slots.ReadyLocked(j)
+	f, g := ar.pieces.ready(i), ar.pieces.ready(j)
 	if f == g {
 		return true
 	}
@@ -485,14 +498,14 @@ func (ar *arena) coalesceLocked(mayMerge func(i, j uint32) bool) {
 		return
 	}
 	ar.seams, ar.moreSeams = ar.seams[:0], false
-	pieces := ar.pieces[:0]
+	joints := ar.joints[:0]
 	ar.eachFreeLocked(ar.config.MinBlock, func(i uint32, n *node) bool {
 		if n.next != 0 && ar.node(n.next).state == free {
-			pieces = append(pieces, seam{i, n.addr})
+			joints = append(joints, seam{i, n.addr})
 		}
 		return true
 	})
-	for _, s := range pieces {
+	for _, s := range joints {
 		i := s.slot
 		n := ar.node(i)
 		if n.state != free || n.addr != s.addr {
@@ -509,7 +522,7 @@ func (ar *arena) coalesceLocked(mayMerge func(i, j uint32) bool) {
 			ar.settleLocked(i)
 		}
 	}
-	ar.pieces = pieces
+	ar.joints = joints
 }
 
 // coalesceForLocked closes the seams between what r may have at once. What is
@@ -518,7 +531,7 @@ func (ar *arena) coalesceLocked(mayMerge func(i, j uint32) bool) {
 func (ar *arena) coalesceForLocked(r *allocator.Request, need, align memory.Bytes) {
 	s := search{need: need, align: align}
 	ar.coalesceLocked(func(i, j uint32) bool {
-		f, g := ar.slots.ReadyLocked(i).Reached(), ar.slots.ReadyLocked(j).Reached()
+		f, g := ar.pieces.ready(i).Reached(), ar.pieces.ready(j).Reached()
 		switch {
 		case f && g:
 			return true
@@ -541,7 +554,7 @@ func (ar *arena) coalesceForLocked(r *allocator.Request, need, align memory.Byte
 
 // bothReachedLocked is for coalesceLocked: what is reached stays so.
 func (ar *arena) bothReachedLocked(i, j uint32) bool {
-	return ar.slots.ReadyLocked(i).Reached() && ar.slots.ReadyLocked(j).Reached()
+	return ar.pieces.ready(i).Reached() && ar.pieces.ready(j).Reached()
 }
 
 func always(_, _ uint32) bool { return true }
@@ -596,7 +609,7 @@ func (ar *arena) eachFreeLocked(size memory.Bytes, visit func(i uint32, n *node)
 }
 
 // fail counts a request that isn't served, and answers it.
-func (ar *arena) fail(r *allocator.Request, o allocator.Outcome, f queue.Frontier) (allocator.Block, queue.Frontier, allocator.Outcome) {
+func (ar *arena) fail(_ *allocator.Request, o allocator.Outcome, f queue.Frontier) (uint32, queue.Frontier, allocator.Outcome) {
 	ar.mu.Lock()
 	ar.stats.Failed++
 	closed := ar.closed
@@ -607,7 +620,7 @@ func (ar *arena) fail(r *allocator.Request, o allocator.Outcome, f queue.Frontie
 	if o != allocator.NeedsWait {
 		f = queue.Frontier{}
 	}
-	return allocator.Block{}, f, o
+	return 0, f, o
 }
 
 // waitLocked returns the frontier after which r can be served: that of the pending
@@ -622,12 +635,12 @@ func (ar *arena) waitLocked(r *allocator.Request, need, align memory.Bytes) (que
 		if n.prev != 0 && ar.node(n.prev).state == free {
 			return true // looked at from the lowest piece of the run
 		}
-		run, after := *n, ar.slots.ReadyLocked(i)
+		run, after := *n, ar.pieces.ready(i)
 		for j := n.next; j != 0 && ar.node(j).state == free; j = ar.node(j).next {
 			m := ar.node(j)
 			run.size += m.size
 			run.age = max(run.age, m.age)
-			after = queue.Join(after, ar.slots.ReadyLocked(j))
+			after = queue.Join(after, ar.pieces.ready(j))
 		}
 		if run.size < need || found && run.age >= age {
 			return true
@@ -666,7 +679,7 @@ func (ar *arena) pending() []pendingPiece {
 func (ar *arena) pendingLocked() []pendingPiece {
 	var list []pendingPiece
 	ar.eachFreeLocked(ar.config.MinBlock, func(i uint32, n *node) bool {
-		if f := ar.slots.ReadyLocked(i); !f.Reached() {
+		if f := ar.pieces.ready(i); !f.Reached() {
 			list = append(list, pendingPiece{i, f, n.size, n.age})
 		}
 		return true
@@ -690,7 +703,7 @@ func (ar *arena) figures() allocator.Stats {
 	whole := memory.Bytes(0)
 	ar.eachFreeLocked(ar.config.MinBlock, func(i uint32, n *node) bool {
 		s.Blocks++
-		if !ar.slots.ReadyLocked(i).Reached() {
+		if !ar.pieces.ready(i).Reached() {
 			s.Pending += n.size
 		}
 		s.LargestFree = max(s.LargestFree, n.size)
@@ -753,7 +766,7 @@ func (ar *arena) drain() memory.Bytes {
 	ar.coalesceLocked(always)
 	left := memory.Bytes(0)
 	ar.eachFreeLocked(ar.pages.page, func(i uint32, n *node) bool {
-		if n.slab == 0 && !ar.slots.ReadyLocked(i).Reached() {
+		if n.slab == 0 && !ar.pieces.ready(i).Reached() {
 			left += memory.Bytes(ar.pages.whole(n)) * ar.pages.page
 		}
 		return true

@@ -27,6 +27,10 @@ type Config struct {
 	// is no bound; a negative number keeps none. Whatever it is, free slabs go back
 	// before a request fails.
 	Keep memory.Bytes
+	// Magazine is how many freed blocks each of sixteen groups of queues keeps as they
+	// are while others are in its way, until one of the same size is asked for, or more
+	// is taken from the base. 0 is 4; a negative number is none; at most 16.
+	Magazine int
 }
 
 // Defaults of a [Config].
@@ -36,6 +40,8 @@ const (
 	defaultMaxSlab               = memory.GiB
 	defaultGrowth                = 4.0
 	maxMinBlock                  = memory.MiB
+	defaultMagazine              = 4
+	maxMagazine                  = 16
 )
 
 func (c Config) withDefaults() Config {
@@ -60,6 +66,12 @@ func (c Config) withDefaults() Config {
 	case c.Keep < 0:
 		c.Keep = 0
 	}
+	switch {
+	case c.Magazine == 0:
+		c.Magazine = defaultMagazine
+	case c.Magazine < 0:
+		c.Magazine = 0
+	}
 	return c
 }
 
@@ -75,6 +87,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxSlab < c.MinSlab {
 		errs = append(errs, fmt.Errorf("block: MaxSlab %v is below MinSlab %v", c.MaxSlab, c.MinSlab))
+	}
+	if c.Magazine > maxMagazine {
+		errs = append(errs, fmt.Errorf("block: Magazine of %d blocks: at most %d are possible", c.Magazine, maxMagazine))
 	}
 	if !(c.Growth <= 100) {
 		errs = append(errs, fmt.Errorf("block: Growth of %v %% is above 100 %%", c.Growth))
@@ -114,6 +129,9 @@ count.`,
 	}, {
 		Name: "keep", Kind: spec.Size, Default: "*", Unlimited: true,
 		Help: "bytes of wholly free slabs that stay when a new slab is needed",
+	}, {
+		Name: "magazine", Kind: spec.Count, Default: "4", Min: "0", Max: "16",
+		Help: "freed blocks that each of 16 groups of queues keeps as they are, while others are in its way",
 	}},
 	Validate: func(v *spec.Values) error {
 		c := FromValues(v)
@@ -137,6 +155,10 @@ func FromValues(v *spec.Values) Config {
 		MaxSlab:  v.Size("max_slab"),
 		Growth:   v.Percent("growth"),
 		Keep:     v.Size("keep"),
+		Magazine: int(v.Count("magazine")),
+	}
+	if c.Magazine == 0 {
+		c.Magazine = -1
 	}
 	if c.Growth == 0 {
 		c.Growth = -1
@@ -155,6 +177,7 @@ type Allocator struct {
 	arenas [allocator.MaxHeaps]atomic.Pointer[arena]
 	closed atomic.Bool
 	failed atomic.Uint64 // requests for which there was no arena
+	shards [shards]shard
 }
 
 var (
@@ -174,7 +197,12 @@ func New(base allocator.Allocator, env *allocator.Env, c Config) (*Allocator, er
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return &Allocator{base: base, env: env, config: c.withDefaults()}, nil
+	a := &Allocator{base: base, env: env, config: c.withDefaults()}
+	for i := range a.shards {
+		s := &a.shards[i]
+		s.slots.Init(&s.mu, env.Owner, uint32(i))
+	}
+	return a, nil
 }
 
 // arena returns the arena of a heap, made on first use. The outcome is OK, or what
@@ -209,6 +237,35 @@ func (a *Allocator) Check() error {
 			return fmt.Errorf("heap %d: %w", ar.heap, err)
 		}
 	}
+	for i := range a.shards {
+		s := &a.shards[i]
+		s.mu.Lock()
+		err := a.checkShardLocked(s)
+		s.mu.Unlock()
+		if err != nil {
+			return fmt.Errorf("shard %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// checkShardLocked verifies a magazine: to the arena its pieces are live.
+func (a *Allocator) checkShardLocked(s *shard) error {
+	if s.n > a.config.Magazine {
+		return fmt.Errorf("block: %d pieces in a magazine of %d", s.n, a.config.Magazine)
+	}
+	for _, e := range s.kept[:s.n] {
+		ar := a.arenas[e.heap].Load()
+		ar.mu.Lock()
+		n := *ar.node(e.piece)
+		ar.mu.Unlock()
+		if n.state != live || n.addr != e.addr || n.size != e.size {
+			return fmt.Errorf("block: piece %d in the magazine, [%#x, +%#x), is %s [%#x, +%#x) to the arena", e.piece, e.addr, e.size, stateNames[n.state], n.addr, n.size)
+		}
+		if v := s.slots.At(e.slot).Value; v.piece() != e.piece || v.heap() != e.heap {
+			return fmt.Errorf("block: piece %d in the magazine has the handle of piece %d", e.piece, v.piece())
+		}
+	}
 	return nil
 }
 
@@ -233,25 +290,97 @@ func (a *Allocator) Allocate(r allocator.Request) (allocator.Block, queue.Fronti
 			return allocator.Block{}, queue.Frontier{}, o
 		}
 	}
-	return ar.allocate(r)
+	s := &a.shards[uint32(r.Who.Queue)&shardMask]
+	s.mu.Lock()
+	if s.n > 0 {
+		if b, f, ok := s.findLocked(&r, a.config.MinBlock); ok {
+			s.mu.Unlock()
+			return b, f, allocator.OK
+		}
+	}
+	if !ar.mu.TryLock() {
+		s.hot = hotFrees
+		ar.mu.Lock()
+	}
+	i, f, ok := ar.quickLocked(&r)
+	ar.unlock()
+	if !ok {
+		s.mu.Unlock()
+		a.spill()
+		var o allocator.Outcome
+		if i, f, o = ar.grow(&r); o != allocator.OK {
+			return allocator.Block{}, f, o
+		}
+		s.mu.Lock()
+	}
+	b, ok := s.mintLocked(ar, i, &r, f)
+	s.mu.Unlock()
+	if !ok {
+		ar.give(i, f)
+		_, f, o := ar.fail(&r, allocator.Exhausted, queue.Frontier{})
+		return b, f, o
+	}
+	return b, f, allocator.OK
 }
 
 // Free implements [allocator.Allocator].
 func (a *Allocator) Free(b allocator.Block, after queue.Frontier) allocator.Outcome {
-	if b.Keeper == nil || b.Keeper.Index >= allocator.MaxHeaps {
+	if b.Keeper == nil || b.Keeper.Index >= shards {
 		return allocator.Foreign
 	}
-	ar := a.arenas[b.Keeper.Index].Load()
-	if ar == nil {
-		return allocator.Foreign
+	s := &a.shards[b.Keeper.Index]
+	s.mu.Lock()
+	v, kind, f, o := s.slots.RemoveLocked(b, after)
+	if o != allocator.OK {
+		s.mu.Unlock()
+		return o
 	}
-	return ar.free(b, after)
+	ar := a.arenas[v.heap()].Load()
+	n := ar.pieces.shared(v.piece())
+	s.frees++
+	s.live -= n.size
+	if s.hot == 0 {
+		if ar.mu.TryLock() {
+			rest := ar.giveLocked(v.piece(), f)
+			ar.unlock()
+			s.mu.Unlock()
+			if rest != (leftover{}) {
+				ar.finish(rest)
+			}
+			return allocator.OK
+		}
+		s.hot = hotFrees
+	}
+	s.hot--
+	own := kind&allocator.NoSubAlloc != 0 // all of a slab, which goes back
+	slot := uint32(0)
+	if a.config.Magazine > 0 && !own && !a.closed.Load() {
+		slot = s.slots.NewLocked() // the one that it had
+	}
+	if slot != 0 {
+		e := kept{n.addr, n.size, slot, v.piece(), v.heap()}
+		s.slots.At(e.slot).Value = v
+		s.slots.SetReadyLocked(e.slot, f)
+		var full bool
+		if e, full = s.keepLocked(e, a.config.Magazine); !full {
+			s.mu.Unlock()
+			return allocator.OK
+		}
+		ar, v, f = a.arenas[e.heap].Load(), handleOf(int(e.heap), e.piece), s.dropLocked(e)
+	}
+	ar.mu.Lock()
+	rest := ar.giveLocked(v.piece(), f)
+	ar.unlock()
+	s.mu.Unlock()
+	ar.finish(rest)
+	return allocator.OK
 }
 
 // Trim implements [allocator.Allocator]: wholly free slabs and pages that are
 // reached go back, those at the highest addresses first.
 func (a *Allocator) Trim(keep memory.Bytes) memory.Bytes {
 	queue.Poll()
+	a.spill()
 	arenas := a.opened()
 	idle := memory.Bytes(0)
 	for _, ar := range arenas {
@@ -267,15 +396,35 @@ func (a *Allocator) Trim(keep memory.Bytes) memory.Bytes {
 	return gave
 }
 
-// Stats implements [allocator.Allocator]. Peaks are the sums of the heaps' peaks.
+// Stats implements [allocator.Allocator]. Peaks are sums of peaks: of the heaps, and
+// where that is less, for what is live, of the groups of queues.
 func (a *Allocator) Stats() allocator.Stats {
 	sum := allocator.Stats{Failed: a.failed.Load()}
+	peak := memory.Bytes(0)
+	for i := range a.shards {
+		s := &a.shards[i]
+		s.mu.Lock()
+		sum.Allocs += s.allocs
+		sum.Frees += s.frees
+		sum.Live += s.live
+		sum.Hits += s.hits
+		peak += s.peak
+		for g := range sum.Reused {
+			sum.Reused[g] += s.reused[g]
+		}
+		for _, e := range s.kept[:s.n] {
+			sum.Idle += e.size
+			sum.Blocks++
+			sum.LargestFree = max(sum.LargestFree, e.size)
+			if !s.slots.ReadyLocked(e.slot).Reached() {
+				sum.Pending += e.size
+			}
+		}
+		s.mu.Unlock()
+	}
 	for _, ar := range a.opened() {
 		s := ar.figures()
-		sum.Allocs += s.Allocs
-		sum.Frees += s.Frees
 		sum.Failed += s.Failed
-		sum.Live += s.Live
 		sum.PeakLive += s.PeakLive
 		sum.Held += s.Held
 		sum.PeakHeld += s.PeakHeld
@@ -290,6 +439,7 @@ func (a *Allocator) Stats() allocator.Stats {
 			sum.Reused[i] += s.Reused[i]
 		}
 	}
+	sum.PeakLive = min(sum.PeakLive, peak)
 	return sum
 }
 
@@ -298,10 +448,17 @@ func (a *Allocator) ResetPeaks() {
 	for _, ar := range a.opened() {
 		ar.resetPeaks()
 	}
+	for i := range a.shards {
+		s := &a.shards[i]
+		s.mu.Lock()
+		s.peak = s.live
+		s.mu.Unlock()
+	}
 }
 
 // Pending implements [allocator.Idler].
 func (a *Allocator) Pending(yield func(after queue.Frontier, size memory.Bytes) bool) {
+	a.spill()
 	for _, ar := range a.opened() {
 		for _, p := range ar.pending() {
 			if !yield(p.ready, p.size) {
@@ -314,11 +471,11 @@ func (a *Allocator) Pending(yield func(after queue.Frontier, size memory.Bytes) 
 // Live implements [allocator.LiveLister].
 func (a *Allocator) Live(yield func(b allocator.Block, i allocator.Info) bool) {
 	more := true
-	for _, ar := range a.opened() {
+	for i := range a.shards {
 		if !more {
 			return
 		}
-		ar.slots.Live(func(b allocator.Block, i allocator.Info) bool {
+		a.shards[i].slots.Live(func(b allocator.Block, i allocator.Info) bool {
 			more = yield(b, i)
 			return more
 		})
@@ -332,6 +489,7 @@ func (a *Allocator) Live(yield func(b allocator.Block, i allocator.Info) bool) {
 func (a *Allocator) Close() error {
 	a.closed.Store(true)
 	queue.Poll()
+	a.spill()
 	var errs []error
 	for _, ar := range a.opened() {
 		if left := ar.close(); left > 0 {

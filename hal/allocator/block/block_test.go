@@ -126,7 +126,7 @@ func (s *stage) picture() string {
 					i = 0
 					continue
 				}
-			case n.state == free && ar.slots.ReadyLocked(i).Reached():
+			case n.state == free && ar.pieces.ready(i).Reached():
 				letter = "."
 			case n.state == free:
 				letter = ":"
@@ -565,8 +565,8 @@ func TestAlignmentIsHonouredOnReuseAndAfterSplits(t *testing.T) { // faults 72
 func TestClassesHoldEverySize(t *testing.T) { // faults 121
 	for _, u := range []memory.Bytes{minUnit, 256, maxMinBlock} {
 		var x index
-		var slots allocator.Slots[node]
-		x.init(&slots, u)
+		var p pieces
+		x.init(&p, u)
 		last := -1
 		for size := u; size > 0 && size <= memory.MaxBytes-u; size += max(u, size/97/u*u) {
 			c := x.classOf(size)
@@ -763,14 +763,14 @@ func TestOptionsAndConfigAgree(t *testing.T) {
 	v, err := Table.Parse("")
 	require.NoError(t, err)
 	require.Equal(t, Config{}.withDefaults(), FromValues(v).withDefaults())
-	v, err = Table.Parse("growth=0%,keep=0,min_block=512,min_slab=8MiB,max_slab=16MiB")
+	v, err = Table.Parse("growth=0%,keep=0,min_block=512,min_slab=8MiB,max_slab=16MiB,magazine=0")
 	require.NoError(t, err)
-	require.Equal(t, Config{MinBlock: 512, MinSlab: 8 << 20, MaxSlab: 16 << 20, Growth: -1, Keep: -1}, FromValues(v))
-	for _, bad := range []string{"min_block=300", "min_slab=1GiB,max_slab=1MiB", "growth=101%", "min_block=1MiB,min_slab=4KiB"} {
+	require.Equal(t, Config{MinBlock: 512, MinSlab: 8 << 20, MaxSlab: 16 << 20, Growth: -1, Keep: -1, Magazine: -1}, FromValues(v))
+	for _, bad := range []string{"min_block=300", "min_slab=1GiB,max_slab=1MiB", "growth=101%", "magazine=17", "min_block=1MiB,min_slab=4KiB"} {
 		_, err := Table.Parse(bad)
 		require.Error(t, err, bad)
 	}
-	for _, c := range []Config{{MinBlock: 8}, {MinBlock: 300}, {MinSlab: 4096, MaxSlab: 1024}, {Growth: math.NaN()}, {MinSlab: 16}} {
+	for _, c := range []Config{{MinBlock: 8}, {MinBlock: 300}, {MinSlab: 4096, MaxSlab: 1024}, {Growth: math.NaN()}, {MinSlab: 16}, {Magazine: 17}} {
 		_, err := New(newFakeBase(t, 0), &allocator.Env{}, c)
 		require.Error(t, err, "%+v", c)
 	}

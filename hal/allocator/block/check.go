@@ -92,7 +92,7 @@ func (ar *arena) walkLocked(t *tally, first, id uint32, addr uint64, size memory
 			return fmt.Errorf("piece %d at %#x+%d, want one at %#x that ends by %#x", i, n.addr, n.size, addr, end)
 		case n.prev != prev || n.slab != id:
 			return fmt.Errorf("piece %d has neighbour %d in slab %d, want %d in %d", i, n.prev, n.slab, prev, id)
-		case n.state == before && (n.state == hollow || n.state == free && ar.slots.ReadyLocked(prev) == ar.slots.ReadyLocked(i)):
+		case n.state == before && (n.state == hollow || n.state == free && ar.pieces.ready(prev) == ar.pieces.ready(i)):
 			return fmt.Errorf("pieces %d and %d are not merged", prev, i)
 		}
 		mapped := true
@@ -224,7 +224,7 @@ func (ar *arena) dumpLocked() string {
 		fmt.Fprintln(&b, title)
 		for i, k := first, 0; i != 0 && k < checkFully; k++ {
 			n := ar.node(i)
-			fmt.Fprintf(&b, "  %6d %#014x +%-12d %-6s %v\n", i, n.addr, n.size, stateNames[n.state], ar.slots.ReadyLocked(i))
+			fmt.Fprintf(&b, "  %6d %#014x +%-12d %-6s %v\n", i, n.addr, n.size, stateNames[n.state], ar.pieces.ready(i))
 			i = n.next
 		}
 	}

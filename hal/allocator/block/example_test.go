@@ -22,7 +22,7 @@ func (b *bump) Stats() allocator.Stats                                 { return 
 func (b *bump) Close() error                                           { return nil }
 
 func ExampleNew() {
-	b, err := block.New(&bump{}, &allocator.Env{}, block.Config{MinSlab: 64 * memory.KiB})
+	b, err := block.New(&bump{}, &allocator.Env{}, block.Config{MinSlab: 64 * memory.KiB, Magazine: -1})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -304,6 +304,9 @@ func newBlock(t tester, base allocator.Allocator, c Config) *Allocator {
 
 func newBlockOf(t tester, base allocator.Allocator, c Config, capacity memory.Bytes) *Allocator {
 	t.Helper()
+	if c.Magazine == 0 {
+		c.Magazine = -1 // so that what is freed is seen to be free
+	}
 	a, err := New(base, &allocator.Env{Owner: t.Name(), Heaps: memory.Heaps{{Name: "main", Capacity: capacity}}}, c)
 	require.NoError(t, err)
 	return a

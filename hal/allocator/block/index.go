@@ -5,7 +5,6 @@ import (
 
 	"github.com/google/btree"
 
-	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/memory"
 )
 
@@ -34,7 +33,7 @@ const (
 //
 // It is guarded by the arena's lock.
 type index struct {
-	slots  *allocator.Slots[node]
+	pieces *pieces
 	shift  uint // log2 of the unit
 	roof   uint64
 	floor  [words]uint64
@@ -60,8 +59,8 @@ func (e entry) less(f entry) bool {
 	return e.size < f.size || e.size == f.size && e.addr < f.addr
 }
 
-func (x *index) init(slots *allocator.Slots[node], unit memory.Bytes) {
-	x.slots = slots
+func (x *index) init(p *pieces, unit memory.Bytes) {
+	x.pieces = p
 	x.shift = uint(bits.TrailingZeros64(uint64(unit)))
 }
 
@@ -92,7 +91,7 @@ func (x *index) from(c int) int {
 	return w<<6 | bits.TrailingZeros64(x.floor[w])
 }
 
-func (x *index) node(i uint32) *node { return &x.slots.At(i).Value }
+func (x *index) node(i uint32) *node { return x.pieces.at(i) }
 
 // insert adds the free block in slot i.
 func (x *index) insert(i uint32) {

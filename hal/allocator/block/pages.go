@@ -61,9 +61,9 @@ func (ar *arena) reserve(v allocator.Virtual, capacity memory.Bytes) allocator.O
 		if o != allocator.OK {
 			return o
 		}
-		i := ar.slots.NewLocked() // nobody else knows the arena yet
+		i := ar.pieces.take() // nobody else knows the arena yet
 		*ar.node(i) = node{addr: addr, size: size, state: hollow}
-		ar.slots.SetReadyLocked(i, queue.ReadyNow())
+		ar.pieces.setReady(i, queue.ReadyNow())
 		ar.pages = &pages{virtual: v, page: page, shift: uint(bits.TrailingZeros64(uint64(page))), addr: addr, size: size, first: i}
 		ar.settleLocked(i)
 		return allocator.OK
@@ -78,7 +78,7 @@ func (ar *arena) vacateLocked() bool {
 		return false
 	}
 	ar.detachLocked(p.first)
-	ar.slots.DropLocked(p.first)
+	ar.pieces.drop(p.first)
 	p.first = 0
 	return true
 }
@@ -216,7 +216,7 @@ func (ar *arena) bestHoleLocked(r *allocator.Request, need, align memory.Bytes) 
 			if m.state != hollow && !ar.readyLocked(r, j) {
 				break
 			}
-			spans = append(spans, span{j, m.addr, m.end(), m.state == hollow, ar.slots.ReadyLocked(j).Reached()})
+			spans = append(spans, span{j, m.addr, m.end(), m.state == hollow, ar.pieces.ready(j).Reached()})
 			j = m.next
 		}
 		p.spans = spans
@@ -227,7 +227,7 @@ func (ar *arena) bestHoleLocked(r *allocator.Request, need, align memory.Bytes) 
 
 // readyLocked reports whether piece i is free and may be handed to r at once.
 func (ar *arena) readyLocked(r *allocator.Request, i uint32) bool {
-	return ar.node(i).state == free && r.Reuse(ar.slots.ReadyLocked(i)) < allocator.ReuseWait
+	return ar.node(i).state == free && r.Reuse(ar.pieces.ready(i)) < allocator.ReuseWait
 }
 
 // choose tries the ends of each span of a hole. The last hole has no high end.
@@ -277,7 +277,7 @@ func (p *pages) choose(best *hole, spans []span, need, align memory.Bytes, last 
 
 // growPages serves r where pages have to be mapped, unless a complete search finds
 // room that is.
-func (ar *arena) growPages(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
+func (ar *arena) growPages(r *allocator.Request, need, align memory.Bytes) (uint32, queue.Frontier, allocator.Outcome) {
 	const tries = 8 // while others take and give
 	var supply supply
 	for try := 0; ; try++ {
@@ -286,9 +286,9 @@ func (ar *arena) growPages(r *allocator.Request, need, align memory.Bytes) (allo
 			ar.unlock()
 			return ar.fail(r, allocator.Unsupported, queue.Frontier{})
 		}
-		if b, f, ok := ar.retryLocked(r, need, align); ok {
+		if i, f, ok := ar.retryLocked(r, need, align); ok {
 			ar.unlock()
-			return b, f, allocator.OK
+			return i, f, allocator.OK
 		}
 		if try == 0 {
 			supply = ar.supplyLocked()
@@ -306,9 +306,9 @@ func (ar *arena) growPages(r *allocator.Request, need, align memory.Bytes) (allo
 			ar.mu.Lock()
 			ar.busy--
 			if o == allocator.OK {
-				if b, f, ok := ar.enterLocked(&g, r); ok {
+				if i, f, ok := ar.enterLocked(&g); ok {
 					ar.unlock()
-					return b, f, allocator.OK
+					return i, f, allocator.OK
 				}
 				o = allocator.Exhausted
 			} else {
@@ -513,7 +513,7 @@ func (ar *arena) runsLocked() []run {
 	p := ar.pages
 	var list []run
 	ar.eachFreeLocked(p.page, func(i uint32, n *node) bool {
-		if w := p.whole(n); w > 0 && n.slab == 0 && (ar.slots.ReadyLocked(i).Reached() || mutant.Is(mutant.UnmapOnOrdered)) {
+		if w := p.whole(n); w > 0 && n.slab == 0 && (ar.pieces.ready(i).Reached() || mutant.Is(mutant.UnmapOnOrdered)) {
 			list = append(list, run{i, n.addr, w})
 		}
 		return true
@@ -531,7 +531,7 @@ func (ar *arena) liftLocked(i uint32, n int) (uint32, bool) {
 	hi := uint64(p.down(ar.node(i).end())) << p.shift
 	j, ok := ar.cutLocked(i, hi-uint64(n)<<p.shift, hi, aside)
 	if ok {
-		ar.slots.SetReadyLocked(j, queue.ReadyNow())
+		ar.pieces.setReady(j, queue.ReadyNow())
 	}
 	return j, ok
 }
@@ -578,7 +578,7 @@ func (s *step) undo(p *pages) {
 }
 
 // enterLocked enters a growth whose steps are done, and hands out its block.
-func (ar *arena) enterLocked(g *growth, r *allocator.Request) (allocator.Block, queue.Frontier, bool) {
+func (ar *arena) enterLocked(g *growth) (uint32, queue.Frontier, bool) {
 	i := g.first
 	for i != g.last {
 		if ar.node(i).next == g.last {
@@ -587,7 +587,7 @@ func (ar *arena) enterLocked(g *growth, r *allocator.Request) (allocator.Block, 
 		ar.fuseLocked(i)
 	}
 	ar.node(i).state = free
-	b, f, ok := ar.carveLocked(i, g.addr, g.need, r)
+	j, f, ok := ar.carveLocked(i, g.addr, g.need)
 	if ok {
 		ar.stats.Misses++
 	}
@@ -596,7 +596,7 @@ func (ar *arena) enterLocked(g *growth, r *allocator.Request) (allocator.Block, 
 		ar.pages.full = false
 	}
 	ar.leaveLocked(g)
-	return b, f, ok
+	return j, f, ok
 }
 
 // leaveLocked enters where the pages of a growth came from and what that makes of

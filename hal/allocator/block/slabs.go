@@ -14,16 +14,16 @@ import (
 const stepsDown = 6
 
 // growSlabs serves r from a new slab, unless a complete search finds room.
-func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
+func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (uint32, queue.Frontier, allocator.Outcome) {
 	for again := false; ; again = true {
 		ar.mu.Lock()
 		if ar.closed {
 			ar.unlock()
 			return ar.fail(r, allocator.Unsupported, queue.Frontier{})
 		}
-		if b, f, ok := ar.retryLocked(r, need, align); ok {
+		if i, f, ok := ar.retryLocked(r, need, align); ok {
 			ar.unlock()
-			return b, f, allocator.OK
+			return i, f, allocator.OK
 		}
 		size := need
 		if !again {
@@ -60,10 +60,10 @@ func (ar *arena) growSlabs(r *allocator.Request, need, align memory.Bytes) (allo
 			}
 			if ok {
 				ar.detachLocked(s.found)
-				if b, f, ok := ar.carveLocked(s.found, s.addr, need, r); ok {
+				if i, f, ok := ar.carveLocked(s.found, s.addr, need); ok {
 					ar.stats.Misses++
 					ar.unlock()
-					return b, f, allocator.OK
+					return i, f, allocator.OK
 				}
 			}
 			ar.unlock()
@@ -127,7 +127,7 @@ func (ar *arena) ask(r *allocator.Request, size, need, align memory.Bytes) (allo
 }
 
 // allocateOwn serves r with a slab of its own.
-func (ar *arena) allocateOwn(r *allocator.Request, need, align memory.Bytes) (allocator.Block, queue.Frontier, allocator.Outcome) {
+func (ar *arena) allocateOwn(r *allocator.Request, need, align memory.Bytes) (uint32, queue.Frontier, allocator.Outcome) {
 	up := *r
 	up.Size = need
 	up.Kind = allocator.MakeKind(ar.heap, align, r.Kind.Usage(), r.Kind.Access(), r.Kind&(allocator.ReuseFlags|allocator.NoSubAlloc))
@@ -148,10 +148,10 @@ func (ar *arena) allocateOwn(r *allocator.Request, need, align memory.Bytes) (al
 				ar.base.Free(got, f)
 				return ar.fail(r, allocator.Exhausted, queue.Frontier{})
 			}
-			b, f := ar.mintLocked(i, r)
+			f := ar.wakeLocked(i)
 			ar.stats.Misses++
 			ar.unlock()
-			return b, f, allocator.OK
+			return i, f, allocator.OK
 		case allocator.Exhausted, allocator.OverLimit, allocator.NeedsWait:
 			if ar.giveBack(need) > 0 {
 				continue
@@ -164,7 +164,7 @@ func (ar *arena) allocateOwn(r *allocator.Request, need, align memory.Bytes) (al
 // addSlabLocked enters memory of the base that is usable after f. It returns its one
 // piece, free and detached, or 0 if there is no slot left.
 func (ar *arena) addSlabLocked(b allocator.Block, f queue.Frontier, own bool) uint32 {
-	i := ar.slots.NewLocked()
+	i := ar.pieces.take()
 	if i == 0 {
 		return 0
 	}
@@ -183,7 +183,7 @@ func (ar *arena) addSlabLocked(b allocator.Block, f queue.Frontier, own bool) ui
 	if f.Unknown() {
 		f = queue.Everything()
 	}
-	ar.slots.SetReadyLocked(i, f)
+	ar.pieces.setReady(i, f)
 	ar.holdLocked(b.Size)
 	return i
 }
@@ -192,7 +192,7 @@ func (ar *arena) addSlabLocked(b allocator.Block, f queue.Frontier, own bool) ui
 func (ar *arena) dropSlabLocked(id uint32) allocator.Block {
 	s := &ar.slabs[id]
 	b := s.block
-	ar.slots.DropLocked(s.first)
+	ar.pieces.drop(s.first)
 	*s = slab{}
 	ar.spare = append(ar.spare, id)
 	ar.holdLocked(-b.Size)
@@ -219,7 +219,7 @@ func (ar *arena) excessLocked() memory.Bytes {
 	sum := -ar.config.Keep
 	for id := range ar.slabs {
 		s := &ar.slabs[id]
-		if i := ar.wholeLocked(s); i != 0 && ar.slots.ReadyLocked(i).Reached() {
+		if i := ar.wholeLocked(s); i != 0 && ar.pieces.ready(i).Reached() {
 			sum += s.block.Size
 		}
 	}
@@ -248,7 +248,7 @@ func (ar *arena) returnSlabs(want memory.Bytes, all bool) memory.Bytes {
 		if i == 0 {
 			continue
 		}
-		if f := ar.slots.ReadyLocked(i); all || f.Reached() {
+		if f := ar.pieces.ready(i); all || f.Reached() {
 			list = append(list, idle{uint32(id), s.block, f})
 		}
 	}
