@@ -13,17 +13,18 @@ import (
 	"github.com/halyard-go/halyard/internal/mutant"
 )
 
-// Close ends the device: it refuses new work, fails operations that wait for what
-// nobody will signal, lets what is issued finish, frees what was not released (and
+// Close ends the device: it refuses new work, fails operations that wait for what no
+// issued operation will signal, lets what is issued finish, frees what was not released (and
 // reports it as a [LeakError]), gives all memory back and closes the driver.
 //
 // A [LeakError] (found with errors.As; other errors may be joined to it) says what was
 // not released; the device is closed all the same.
 //
-// ctx bounds the waiting for issued work, and an idle device closes whatever it says. If it ends first, Close returns its error
-// with the device still closing: memory in use can't be given back. Call Close
-// again to go on. After a device is lost Close waits for nothing. Idempotent: once
-// it has succeeded it returns nil.
+// ctx bounds the waiting for issued work; an idle device closes whatever it says. If it
+// ends first, what is not issued has failed and Close returns ctx's error with the
+// device still closing: memory in use can't be given back. Call Close again to go on.
+// After a device is lost Close waits for nothing. Idempotent: once it has succeeded it
+// returns nil.
 func (d *Device) Close(ctx context.Context) error {
 	d.closeMu.Lock()
 	defer d.closeMu.Unlock()
@@ -35,18 +36,13 @@ func (d *Device) Close(ctx context.Context) error {
 	if mutant.Is(mutant.ForgetClosedQueue) {
 		queues = d.Queues()
 	}
-	lost := slices.ContainsFunc(queues, func(q *Queue) bool { return q.queue.Lost() != nil })
-	if !lost {
-		if err := d.settle(ctx, queues); err != nil {
-			return fmt.Errorf("hal: close: work is still running: %w", err)
-		}
+	if err := d.settle(ctx, queues); err != nil {
+		return fmt.Errorf("hal: close: work is still running: %w", err)
 	}
-	for _, q := range queues {
-		q.queue.Close()
-		if lost {
+	lost := slices.ContainsFunc(queues, func(q *Queue) bool { return q.queue.Lost() != nil })
+	if lost {
+		for _, q := range queues {
 			q.queue.Abandon()
-		} else if err := q.queue.Drain(ctx); err != nil {
-			return fmt.Errorf("hal: close: work is still running: %w", err)
 		}
 	}
 	if leak := d.freeLeaks(); leak != nil {
@@ -61,30 +57,35 @@ func (d *Device) Close(ctx context.Context) error {
 	return err
 }
 
-// settle waits until nothing is in flight and nothing that is deferred can still be
-// issued by what was in flight.
+// settle fails what waits for a signal that nothing issued will give, once nothing
+// else is left to be issued, and waits until what is issued is over. If ctx ends first,
+// what is not issued fails all the same.
 func (d *Device) settle(ctx context.Context, queues []*Queue) error {
 	// Whoever retires an operation issues what it allows right after, on its own
-	// goroutine: "idle" is believed when it has held for a moment.
-	for calm := 0; calm < 3; {
-		busy := false
+	// goroutine: "hopeless" is believed when it has held for a moment.
+	for calm := 0; calm < 3 && ctx.Err() == nil; {
+		deferred, hopeful := false, false
 		for _, q := range queues {
-			if !q.queue.Issued().Reached() {
-				busy = true
-				if err := q.queue.Drain(ctx); err != nil && q.queue.Lost() == nil {
-					return err
-				}
+			if q.queue.Deferred() > 0 && q.queue.Lost() == nil {
+				deferred = true
+				hopeful = hopeful || !q.queue.Hopeless()
 			}
 		}
-		deferred := slices.ContainsFunc(queues, func(q *Queue) bool { return q.queue.Deferred() > 0 && q.queue.Lost() == nil })
-		switch {
-		case !deferred && !busy:
-			return nil
-		case busy:
+		if !deferred {
+			break
+		}
+		if calm++; hopeful {
 			calm = 0
-		default:
-			calm++
-			time.Sleep(time.Millisecond)
+			queue.Poll()
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for _, q := range queues {
+		q.queue.Close()
+	}
+	for _, q := range queues {
+		if err := q.queue.Drain(ctx); err != nil && q.queue.Lost() == nil {
+			return err
 		}
 	}
 	return nil

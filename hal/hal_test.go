@@ -897,3 +897,51 @@ func TestPressureIsPutOnAgainAsLongAsItHelps(t *testing.T) {
 		}
 	})
 }
+
+// Close fails what nobody will signal even while work of other queues runs, which may
+// itself be waiting for that failure.
+func TestCloseFailsWhatNobodyWillSignalWhileOtherWorkRuns(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB,queues=2", func(t *testing.T, d *hal.Device) {
+		never, out := hal.NewSemaphore(0), hal.NewSemaphore(0)
+		require.NoError(t, d.Queue(0).Barrier(never.At(1), out.At(1)))
+		started := make(chan struct{})
+		var got error
+		require.NoError(t, d.Queue(1).Call(func() error {
+			close(started)
+			got = out.Wait(context.Background(), 1)
+			return nil
+		}, nil, nil))
+		<-started
+		require.NoError(t, d.Close(soon(t)))
+		require.ErrorIs(t, got, hal.ErrClosed)
+	})
+}
+
+// What an issued operation is going to signal is waited for.
+func TestCloseWaitsForSignalsThatAreOnTheirWay(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB,queues=3", func(t *testing.T, d *hal.Device) {
+		s, out := hal.NewSemaphore(0), hal.NewSemaphore(0)
+		slow := func() error { time.Sleep(20 * time.Millisecond); return nil }
+		require.NoError(t, d.Queue(0).Call(slow, nil, s.At(1)))
+		require.NoError(t, d.Queue(1).Call(slow, nil, s.At(2))) // two producers: the wait is deferred
+		require.NoError(t, d.Queue(2).Barrier(s.At(2), out.At(1)))
+		require.NoError(t, d.Close(soon(t)))
+		require.NoError(t, out.Wait(soon(t), 1))
+	})
+}
+
+// When the time is up, whoever waits is told, whatever is still running.
+func TestCloseTellsWaitersWhenItsTimeIsUp(t *testing.T) {
+	d, err := hal.Open("host:capacity=64MiB,queues=2")
+	require.NoError(t, err)
+	s, never, out, gate := hal.NewSemaphore(0), hal.NewSemaphore(0), hal.NewSemaphore(0), make(chan struct{})
+	require.NoError(t, d.Queue(0).Call(func() error { <-gate; return nil }, nil, s.At(1)))
+	require.NoError(t, d.Queue(1).Barrier(never.At(1), out.At(1)))
+	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, d.Close(short), context.DeadlineExceeded)
+	require.ErrorIs(t, out.Wait(soon(t), 1), hal.ErrClosed)
+	close(gate)
+	require.NoError(t, d.Close(soon(t)))
+	require.NoError(t, s.Wait(soon(t), 1), "what was issued completed")
+}

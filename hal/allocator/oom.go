@@ -239,6 +239,8 @@ func advice(e *OOMError, o Outcome) string {
 		return "the request is larger than one allocation of this heap can be: divide it"
 	case e.DriverTotal != Unknown && e.Asked > e.DriverTotal:
 		return fmt.Sprintf("the request is larger than the device: %s of %s", e.Asked.Human(), e.DriverTotal.Human())
+	case e.Align > memory.GiB && e.Held == 0 && e.DriverFree >= e.Asked:
+		return fmt.Sprintf("the driver has room, and no address at a multiple of %v: ask for a smaller alignment", e.Align)
 	case e.Pending >= e.Asked:
 		return "memory enough is pending: allow a longer wait (context), or let queues finish before allocating"
 	case e.Cached+max(0, e.DriverFree) >= e.Asked && e.LargestFree < e.Asked:

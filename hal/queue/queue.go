@@ -518,6 +518,17 @@ func (q *Queue) undeferLocked(d *deferred, at Point, cause error, e *effects) {
 	q.fifo.pop()
 }
 
+// Hopeless reports whether the first operation that is not issued waits for a value
+// that no issued operation will signal.
+func (q *Queue) Hopeless() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.fifo.n == 0 {
+		return false
+	}
+	return slices.ContainsFunc(q.fifo.at(0).wait, func(a At) bool { return a.Semaphore.forsaken(a.Value) })
+}
+
 // Unissued is how many bytes the deallocas that were not issued would free.
 func (q *Queue) Unissued() (bytes int64) {
 	q.mu.Lock()

@@ -289,6 +289,16 @@ func (s *Semaphore) resolve(value uint64, q *Queue, known []Point) (state, Point
 	return stateBound, by.at, append(known, by.known...), nil
 }
 
+// forsaken reports whether value is to come and no issued operation will bring it.
+func (s *Semaphore) forsaken(value uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil || s.value.Load() >= value {
+		return false
+	}
+	return !slices.ContainsFunc(s.pending, func(p signal) bool { return p.value >= value })
+}
+
 // failedBefore returns the failure of s if value was not reached before it.
 func (s *Semaphore) failedBefore(value uint64) error {
 	if s.value.Load() >= value {
