@@ -1,6 +1,6 @@
 # Halyard. "make" lists what there is.
 
-.PHONY: help build test race invariants bench lint ci
+.PHONY: help build test race invariants mutants soak bench lint ci
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,12 @@ race: ## run the tests under the race detector
 
 invariants: ## run the tests with every structure checked after every step
 	go test -tags invariants -short ./...
+
+mutants: ## plant known mistakes one by one, and want each caught
+	go test -tags mutants -timeout 25m -run TestEveryMutantIsCaught -v ./internal/mutant
+
+soak: ## run random histories for ten minutes
+	go test -run TestSoak -soak=10m -timeout 30m ./hal/haltest
 
 bench: ## run the benchmarks
 	go test -run '^$$' -bench . -benchmem ./...

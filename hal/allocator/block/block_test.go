@@ -970,3 +970,54 @@ func TestAnyCallMayFail(t *testing.T) {
 		}
 	}
 }
+
+// A shard that was held up keeps what it frees as it is, for the same size again; what
+// is kept goes to the arena before anything is taken from the base.
+func TestAMagazineServesTheSameSizeAndIsEmptiedBeforeGrowth(t *testing.T) {
+	for _, paged := range []bool{false, true} {
+		s := newStage(t, paged, 8*page, Config{MinSlab: unit, Magazine: 2})
+		a := s.Allocator
+		q1, q2 := newTestQueue(t), newTestQueue(t)
+		sh := &a.shards[uint32(q1.ID())&shardMask]
+		blocks := make([]allocator.Block, 8)
+		for i := range blocks {
+			blocks[i] = mustAlloc(t, a, request(page, q1))
+		}
+		sh.hot = hotFrees
+		before := a.Stats()
+		f := q1.issue(t)
+		mustFree(t, a, blocks[0], f)
+		mustFree(t, a, blocks[1], f)
+		require.Equal(t, allocator.Stale, a.Free(blocks[1], f))
+		require.Equal(t, 2, sh.n)
+		st := a.Stats()
+		require.Equal(t, before.Live-2*page, st.Live)
+		require.Equal(t, before.Idle+2*page, st.Idle)
+		require.EqualValues(t, 2*page, st.Pending)
+		require.EqualValues(t, 2, st.Frees)
+
+		b := mustAlloc(t, a, request(page, q1))
+		require.Equal(t, blocks[1].Addr, b.Addr, "the last one freed")
+		require.Equal(t, allocator.Stale, a.Free(blocks[1], f), "another handle")
+		require.EqualValues(t, before.Hits+1, a.Stats().Hits)
+
+		// Two pages that lie side by side serve one request, once they are merged.
+		mustFree(t, a, b, f)
+		q1.drain()
+		if paged {
+			c := mustAlloc(t, a, request(2*page, q2))
+			require.Zero(t, sh.n)
+			require.Equal(t, blocks[0].Addr, c.Addr)
+			require.Equal(t, before.Held, a.Stats().Held, "nothing was taken from the base")
+			mustFree(t, a, c, queue.ReadyNow())
+		}
+		for _, b := range blocks[2:] {
+			mustFree(t, a, b, queue.ReadyNow())
+		}
+		require.LessOrEqual(t, sh.n, 2)
+		check(t, a)
+		require.NoError(t, a.Check())
+		require.NoError(t, a.Close())
+		require.Zero(t, a.Stats().Held)
+	}
+}

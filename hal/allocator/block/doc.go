@@ -75,9 +75,17 @@
 //
 // # Concurrency and lock order
 //
-// All methods may be called from any goroutine. An arena has one lock:
+// All methods may be called from any goroutine. An arena has one lock, and so has each
+// of sixteen shards, which mint the handles of the queues that belong to them:
 //
-//	arena.mu → leaves of hal/queue (Join, Reached, Usable)
+//	shard.mu → arena.mu → leaves of hal/queue (Join, Reached, Usable)
+//
+// Queues that stand in each other's way use magazines: a shard that found the arena's
+// lock taken keeps, for its next 1,024 frees, the last few pieces as they are, and
+// serves requests of the same size from them. They can't merge meanwhile, so they go
+// to their arena before anything is taken from the base or given back to it. Without
+// contention there are none, and a replay makes the same places each time. (The idea
+// is that of the magazines of Bonwick and Adams, USENIX 2001, with a switch.)
 //
 // No lock is held while the base is called. What a call is about is taken out of the
 // arena's books before it (slabs) or put aside in them (pages), and the result is
@@ -85,7 +93,8 @@
 //
 // # Cost
 //
-// A hit takes the arena's lock once and allocates nothing: bitmaps over size classes
+// A hit takes a shard's lock and mostly the arena's, once each, and allocates nothing: bitmaps over size classes
 // and a short list for a few hundred free pieces, O(log n) for a million. A piece
-// costs about 100 bytes of Go memory without pointers, which the collector skips.
+// costs 64 bytes of Go memory and its handle, while it is live, as many; there are no
+// pointers in them, so the collector skips them.
 package block

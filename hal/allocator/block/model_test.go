@@ -40,6 +40,8 @@ func newModel(rt *rapid.T) *model {
 		MinSlab: memory.Bytes(rapid.SampledFrom([]int{unit, page, 4 * page}).Draw(rt, "min_slab")),
 		Growth:  rapid.SampledFrom([]float64{-1, 4, 50}).Draw(rt, "growth"),
 		Keep:    rapid.SampledFrom([]memory.Bytes{0, -1, page}).Draw(rt, "keep"),
+
+		Magazine: rapid.IntRange(-1, 3).Draw(rt, "magazine"), // used after "contention"
 	}
 	var base allocator.Allocator
 	if rapid.Bool().Draw(rt, "paged") {
@@ -219,6 +221,9 @@ func (m *model) holds(rt *rapid.T) {
 	for _, h := range m.live {
 		sum += h.block.Size
 	}
+	if err := m.Check(); err != nil {
+		rt.Fatal(err)
+	}
 	st := m.Stats()
 	if st.Live != sum || st.Held != m.base.held || st.Idle != st.Held-st.Live || st.Pending > st.Idle || st.LargestFree > st.Idle {
 		rt.Fatalf("live %d, base holds %d, figures %+v", sum, m.base.held, st)
@@ -297,6 +302,11 @@ func history(rt *rapid.T) {
 			s := queue.NewSemaphore(0)
 			m.submit(rt, b, nil, s.At(1), nil)
 			m.submit(rt, a, s.At(1), nil, b)
+		},
+		"contention": func(rt *rapid.T) {
+			for i := range m.shards {
+				m.shards[i].hot = rapid.SampledFrom([]int{0, 3, hotFrees}).Draw(rt, "frees")
+			}
 		},
 		"step": func(rt *rapid.T) {
 			if q := m.queue(rt); q != nil {
