@@ -49,10 +49,25 @@ func FuzzProgress(f *testing.F) {
 	f.Fuzz(rapid.MakeFuzz(func(t *rapid.T) { haltest.Progress(t, haltest.Setup{}) }))
 }
 
-// TestSoak runs histories for as long as -soak says, and says now and then how far
-// it got. A failure prints how to run that history again.
+// TestSoak and TestSoakProgress run histories, and programs, for as long as -soak says
+// together, and say now and then how far they got. A failure prints how to run that
+// history again.
 func TestSoak(t *testing.T) {
-	if *soak == 0 {
+	soakFor(t, *soak/2, "histories", func(t *rapid.T) { haltest.Attack(t, haltest.Setup{}) })
+}
+
+func TestSoakProgress(t *testing.T) {
+	soakFor(t, *soak/2, "programs", func(t *rapid.T) { haltest.Progress(t, haltest.Setup{}) })
+}
+
+func soakFor(t *testing.T, d time.Duration, what string, f func(*rapid.T)) {
+	again := false // what a failure printed: one history
+	flag.Visit(func(f *flag.Flag) { again = again || f.Name == "rapid.failfile" || f.Name == "rapid.seed" })
+	switch {
+	case again:
+		rapid.Check(t, f)
+		return
+	case d == 0:
 		t.Skip("no -soak=DURATION")
 	}
 	const round = 500
@@ -60,12 +75,11 @@ func TestSoak(t *testing.T) {
 		t.Fatal(err)
 	}
 	start, said := time.Now(), time.Now()
-	for n := 0; time.Since(start) < *soak && !t.Failed(); n += round {
-		rapid.Check(t, func(t *rapid.T) { haltest.Attack(t, haltest.Setup{}) })
-		rapid.Check(t, func(t *rapid.T) { haltest.Progress(t, haltest.Setup{}) })
+	for n := round; time.Since(start) < d; n += round {
+		rapid.Check(t, f)
 		if time.Since(said) > 10*time.Second {
 			said = time.Now()
-			fmt.Printf("soak: %d histories and as many programs in %v\n", n+round, time.Since(start).Round(time.Second))
+			fmt.Printf("soak: %d %s in %v\n", n, what, time.Since(start).Round(time.Second))
 		}
 	}
 }

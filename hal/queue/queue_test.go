@@ -542,3 +542,16 @@ func TestTheOverflowSetHoldsWhatIsIssuedOnly(t *testing.T) {
 	require.True(t, w2.Step())
 	require.True(t, f.Reached(), "%v", f)
 }
+
+func TestALimitedPumpAsksSeldom(t *testing.T) {
+	asked := 0
+	pump := Limited(time.Hour, func() bool { asked++; return true })
+	require.True(t, pump())
+	for range 1000 {
+		require.False(t, pump())
+	}
+	require.Equal(t, 1, asked)
+	often := Limited(0, func() bool { asked++; return true })
+	require.True(t, often() && often())
+	require.Equal(t, 3, asked)
+}

@@ -414,7 +414,9 @@ var pumps struct {
 
 // AddPump registers a function that makes a device's progress known: it polls
 // the driver once, or takes a step of a simulation, and reports whether anything
-// moved. Whoever waits calls it, holding no lock. The returned function takes it
+// moved. Whoever waits calls it, holding no lock, and so does a layer before it takes
+// more memory: one call for all points, never one a block. How often the driver is
+// really asked the device bounds with [Limited]. The returned function takes the pump
 // away again. Devices that report retirement by themselves need none.
 func AddPump(pump func() bool) (remove func()) {
 	edit := func(f func([]*func() bool) []*func() bool) {
@@ -432,6 +434,19 @@ func AddPump(pump func() bool) (remove func()) {
 		edit(func(l []*func() bool) []*func() bool {
 			return slices.DeleteFunc(l, func(p *func() bool) bool { return p == &pump })
 		})
+	}
+}
+
+// Limited is a pump that asks at most once in every: a call that comes sooner finds
+// that nothing has moved. A poll of a driver costs microseconds, and layers poll
+// whenever a search finds only memory that was in use at the last one. Safe for
+// concurrent use; of calls at the same time one asks.
+func Limited(every time.Duration, pump func() bool) func() bool {
+	start := time.Now()
+	var next atomic.Int64 // since start
+	return func() bool {
+		now, due := int64(time.Since(start)), next.Load()
+		return now >= due && next.CompareAndSwap(due, now+int64(every)) && pump()
 	}
 }
 

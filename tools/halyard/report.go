@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/halyard-go/halyard/hal"
+	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/tools/halyard/internal/replay"
 )
 
@@ -64,6 +65,9 @@ func (a *app) printText(r *report) {
 	cache, source := r.Cache(), r.Source()
 	if total := cache.Hits + cache.Misses; total > 0 {
 		g.row("cache", fmt.Sprintf("%s (%.2f %%), %s, of %s", plural(cache.Hits, "hit"), 100*float64(cache.Hits)/float64(total), plural(cache.Misses, "miss"), layerName(cache)))
+		u := cache.Reused
+		g.row("  reused", fmt.Sprintf("%s on the same queue, %s ordered, %s polled, %s with a wait",
+			thousands(u[allocator.ReuseSame]), thousands(u[allocator.ReuseOrdered]), thousands(u[allocator.ReusePolled]), thousands(u[allocator.ReuseWait])))
 	} else {
 		g.row("cache", "none: no layer keeps memory")
 	}
