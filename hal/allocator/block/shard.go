@@ -120,14 +120,6 @@ func (s *shard) dropLocked(e kept) queue.Frontier {
 	return f
 }
 
-// keptLocked is the bytes in the magazine.
-func (s *shard) keptLocked() (sum memory.Bytes) {
-	for _, e := range s.kept[:s.n] {
-		sum += e.size
-	}
-	return sum
-}
-
 // spill empties every magazine into the arenas, and returns how many pieces that
 // were. It is called without a lock, before an arena grows or gives back.
 func (a *Allocator) spill() (pieces int) {
