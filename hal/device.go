@@ -216,6 +216,31 @@ func (d *Device) Allocate(ctx context.Context, p Params) (Buffer, error) {
 	return Buffer{b}, nil
 }
 
+// Reserve sets p.Size bytes aside in the stack's limit, for allocations from the heap
+// that p names and with p's tag: for a scheduler that decides before it loads. They
+// draw on what is set aside first, and nobody else can; release, which may be called
+// at any time, gives back what is left. Idle memory is given up to make room. Errors:
+// ErrOutOfMemory if a limit stands in the way, ErrUnsupported without a limit layer.
+func (d *Device) Reserve(p Params) (release func(), err error) {
+	r, err := d.request(context.Background(), &p, 0)
+	if err != nil {
+		return nil, err
+	}
+	l, ok := allocator.As[allocator.Reserver](d.top)
+	if !ok {
+		return nil, fmt.Errorf("hal: reserve: %w by %s: the stack has no limit", ErrUnsupported, d.stack)
+	}
+	release, o := l.Reserve(r.Kind.Heap(), r.Who.Tag, p.Size)
+	if o == allocator.OverLimit {
+		d.Trim(0)
+		release, o = l.Reserve(r.Kind.Heap(), r.Who.Tag, p.Size)
+	}
+	if o != allocator.OK {
+		return nil, fmt.Errorf("hal: reserve %v: %w: a limit of %s stands in the way", p.Size, o.Err(), d.stack)
+	}
+	return release, nil
+}
+
 // Info describes the device.
 func (d *Device) Info() DeviceInfo { return d.info }
 

@@ -300,6 +300,13 @@ type Checker interface{ Check() error }
 // PeakResetter is the capability of resetting peaks to the present values.
 type PeakResetter interface{ ResetPeaks() }
 
+// Reserver is the capability of setting bytes aside for later requests with a tag on a
+// heap: they draw on it first, and nobody else can. release gives back what was not
+// drawn. The outcome is OK, or OverLimit, and then nothing was set aside.
+type Reserver interface {
+	Reserve(heap int, tag Tag, n memory.Bytes) (release func(), o Outcome)
+}
+
 // Policy is the capability of a layer that adds flags to every request: the stack and
 // the device go by them too, since what a layer hands out is judged by the request.
 type Policy interface{ Grounds() Kind }

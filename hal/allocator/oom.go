@@ -144,6 +144,21 @@ func orUnknown(n memory.Bytes) string {
 // about: the driver's own error, or the limit that was hit.
 type LastErrorer interface{ LastError() error }
 
+// LimitErrorer is the capability of a layer with a limit to say what its last refusal
+// was about.
+type LimitErrorer interface{ LimitError() error }
+
+func (s *Stack) limitError() error {
+	for i := len(s.layers) - 1; i >= 0; i-- {
+		if l, ok := s.layers[i].Allocator.(LimitErrorer); ok {
+			if err := l.LimitError(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // Most is the size of the largest request that heap could serve if nothing else were
 // there, or 0 if that isn't known.
 func (s *Stack) Most(heap int) memory.Bytes {
@@ -214,12 +229,15 @@ func (s *Stack) oom(l *ladder) *OOMError {
 	if free, total, err := s.env.Device.MemInfo(l.r.Kind.Heap()); err == nil {
 		e.DriverFree, e.DriverTotal = free, total
 	}
-	if e.Cause == nil {
-		e.Cause = s.lastError()
-	}
 	e.StoppedBy = "the driver"
 	if l.outcome == OverLimit {
 		e.StoppedBy = "a limit"
+		if e.Cause == nil {
+			e.Cause = s.limitError()
+		}
+	}
+	if e.Cause == nil {
+		e.Cause = s.lastError()
 	}
 	if l.cause != nil {
 		e.StoppedBy = "the caller's context, while waiting for pending frees"

@@ -39,6 +39,8 @@ func Stacks(t *rapid.T) string {
 			"block:min_slab=64KiB,growth=0%,keep=0B",
 			"block:min_block=16B,min_slab=4KiB,growth=50%,keep=64KiB",
 			"caching",
+			"limit:max=600KiB",
+			"limit:percent=60%,device_local=500KiB",
 			"reuse:wait=on",
 			"reuse:same=off,ordered=off",
 			"caching:device_local=*;64KiB;3,waste=*",
