@@ -72,7 +72,7 @@ func Example_flag() {
 	fmt.Println(err)
 	// Output:
 	// vmm+block+caching:device_local=max_alloc:1GiB/capacity:4GiB/count:64
-	// hal: open host: spec: unknown allocator "cachng" (valid: pool, raw, vmm, block, caching, limit, mint, reuse); did you mean "caching"?
+	// hal: open host: spec: unknown allocator "cachng" (valid: pool, raw, vmm, block, caching, fault, limit, mint, reuse); did you mean "caching"?
 	//   cachng
 	//   ^~~~~~
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/allocator/block"
 	"github.com/halyard-go/halyard/hal/allocator/caching"
+	"github.com/halyard-go/halyard/hal/allocator/fault"
 	"github.com/halyard-go/halyard/hal/allocator/limit"
 	"github.com/halyard-go/halyard/hal/allocator/pool"
 	"github.com/halyard-go/halyard/hal/allocator/raw"
@@ -32,7 +33,7 @@ func init() {
 	if err := Drivers.Register(host.Driver()); err != nil {
 		panic(err)
 	}
-	Allocators.MustRegister(raw.Layer, pool.Layer, vmm.Layer, block.Layer, caching.Layer, limit.Layer, reuse.Layer, allocator.Mint)
+	Allocators.MustRegister(raw.Layer, pool.Layer, vmm.Layer, block.Layer, caching.Layer, fault.Layer, limit.Layer, reuse.Layer, allocator.Mint)
 }
 
 // Option changes how a device is opened.
