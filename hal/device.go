@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/halyard-go/halyard/hal/allocator"
+	"github.com/halyard-go/halyard/hal/allocator/scope"
 	"github.com/halyard-go/halyard/hal/driver"
 	"github.com/halyard-go/halyard/hal/memory"
 	"github.com/halyard-go/halyard/hal/queue"
@@ -28,6 +29,7 @@ type Device struct {
 	policy allocator.Kind            // flags of every request
 	kind   allocator.Kind            // of the zero Params
 	most   [allocator.MaxHeaps]Bytes // one allocation of each heap
+	scoped bool                      // the stack has a scope
 	failed atomic.Uint64             // allocations that failed for want of memory
 
 	closing atomic.Bool
@@ -131,7 +133,11 @@ func (d *Device) request(ctx context.Context, p *Params, q queue.ID) (allocator.
 	if tag == 0 && ctx != context.Background() {
 		tag = allocator.TagOf(ctx)
 	}
-	return allocator.Request{Size: p.Size, Kind: kind, Who: allocator.Who{Queue: q, Tag: tag}}, nil
+	r := allocator.Request{Size: p.Size, Kind: kind, Who: allocator.Who{Queue: q, Tag: tag}}
+	if d.scoped {
+		r.Pass = scope.PassOf(ctx)
+	}
+	return r, nil
 }
 
 // allocate serves r; on a hit it is one call of the outermost layer.

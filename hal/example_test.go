@@ -72,7 +72,7 @@ func Example_flag() {
 	fmt.Println(err)
 	// Output:
 	// vmm+block+caching:device_local=max_alloc:1GiB/capacity:4GiB/count:64
-	// hal: open host: spec: unknown allocator "cachng" (valid: pool, raw, vmm, block, caching, fault, limit, mint, reuse); did you mean "caching"?
+	// hal: open host: spec: unknown allocator "cachng" (valid: pool, raw, vmm, block, caching, fault, limit, mint, reuse, scope); did you mean "caching"?
 	//   cachng
 	//   ^~~~~~
 }
@@ -81,4 +81,43 @@ func check(err error) {
 	if err != nil {
 		log.Fatal(err)
 	}
+}
+
+// A training step that never frees anything, a thousand times over: each pass gets the
+// memory of the one before. Nothing of it is touched, so any laptop can run it.
+func ExampleNewScope() {
+	ctx := context.Background()
+	dev, err := hal.Open("host:capacity=1TiB", hal.WithAllocator("raw+scope"))
+	check(err)
+	cache, err := hal.NewScope(hal.ScopeOptions{}, dev)
+	check(err)
+	q := dev.Queue(0)
+	step := func(ctx context.Context) error {
+		for range 8 { // activations and gradients
+			if _, err := q.Alloca(ctx, hal.Params{Size: hal.GiB}, nil, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for range 1000 {
+		check(cache.Do(ctx, step))
+	}
+	fmt.Println("with a scope:   ", dev.Stats().Source().PeakHeld)
+	fmt.Println(cache)
+	check(cache.Free())
+	dev.Trim(0)
+	dev.ResetPeaks()
+
+	for range 10 {
+		check(step(ctx)) // belongs to no pass
+	}
+	fmt.Println("ten without one:", dev.Stats().Source().PeakHeld)
+	var leak *hal.LeakError
+	fmt.Println(errors.As(dev.Close(ctx), &leak), leak.Buffers)
+	// Output:
+	// with a scope:    8GiB
+	// scope: 8 GiB free, 0 B busy in 8 blocks; 0 passes running
+	// ten without one: 80GiB
+	// true 80
 }

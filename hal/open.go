@@ -14,6 +14,7 @@ import (
 	"github.com/halyard-go/halyard/hal/allocator/pool"
 	"github.com/halyard-go/halyard/hal/allocator/raw"
 	"github.com/halyard-go/halyard/hal/allocator/reuse"
+	"github.com/halyard-go/halyard/hal/allocator/scope"
 	"github.com/halyard-go/halyard/hal/allocator/vmm"
 	"github.com/halyard-go/halyard/hal/driver"
 	"github.com/halyard-go/halyard/hal/host"
@@ -33,7 +34,7 @@ func init() {
 	if err := Drivers.Register(host.Driver()); err != nil {
 		panic(err)
 	}
-	Allocators.MustRegister(raw.Layer, pool.Layer, vmm.Layer, block.Layer, caching.Layer, fault.Layer, limit.Layer, reuse.Layer, allocator.Mint)
+	Allocators.MustRegister(raw.Layer, pool.Layer, vmm.Layer, block.Layer, caching.Layer, fault.Layer, limit.Layer, reuse.Layer, scope.Layer, allocator.Mint)
 }
 
 // Option changes how a device is opened.
@@ -122,6 +123,7 @@ func newDevice(drv driver.Device, o *options) (*Device, error) {
 		return nil, err
 	}
 	d.top, d.policy = d.stack.Top(), d.stack.Policy()
+	_, d.scoped = allocator.As[interface{ Scoped() }](d.top)
 	d.kind |= d.policy
 	for i := range d.most {
 		d.most[i] = memory.MaxBytes

@@ -23,6 +23,9 @@ type Layer struct {
 	// Slabs says that it takes memory in large pieces and hands out parts. Right above
 	// the source it decides which source is the default: see [Registry.Build].
 	Slabs bool
+	// Last says that no layer can stand above it: it takes back handles by itself, and
+	// one above would have given out others.
+	Last bool
 	// New makes the layer. It takes nothing from the device yet.
 	New func(base Allocator, env *Env, options *spec.Values) (Allocator, error)
 }

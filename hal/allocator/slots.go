@@ -168,6 +168,18 @@ func (s *Slots[T]) take(e *Slot[T], id uint64, after queue.Frontier) (queue.Fron
 	return f, OK
 }
 
+// RevokeLocked takes the live block in slot i back from whoever holds it: its handle is
+// stale from then on, and it is free after every recorded use ([Slots.ReadyLocked]).
+// It is false, and nothing happens, if the block was claimed, or is pinned.
+func (s *Slots[T]) RevokeLocked(i uint32) bool {
+	e := s.At(i)
+	if e.taken || e.gen&1 == 0 {
+		return false
+	}
+	_, o := s.take(e, e.gen, e.ready)
+	return o == OK
+}
+
 // ReadyLocked is the frontier of a free block: what TakeLocked returned.
 func (s *Slots[T]) ReadyLocked(i uint32) queue.Frontier { return s.At(i).ready }
 

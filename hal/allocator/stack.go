@@ -143,6 +143,10 @@ func (r *Registry) parse(specs ...string) ([]parsedLayer, error) {
 			return nil, &spec.Error{Text: text, Column: it.Column, Width: len(it.Name),
 				Msg: fmt.Sprintf("%s is a source: it must be the first layer", it.Name)}
 		}
+		if l.Last && i < len(items)-1 {
+			return nil, &spec.Error{Text: text, Column: it.Column, Width: len(it.Name),
+				Msg: fmt.Sprintf("%s must be the last layer: it takes handles back, and %s above it would have given out others", it.Name, items[i+1].Name)}
+		}
 		out = append(out, parsedLayer{text, it, l, v})
 	}
 	return out, nil

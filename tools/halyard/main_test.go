@@ -252,7 +252,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"run", "--device=host+host", "llama3-8b"}, "one device at a time\n  host+host\n       ^~~~\n"},
 		{[]string{"run", "--device=", "llama3-8b"}, "empty specification"},
 		{[]string{"run", "--device=host:capcity=1GiB", "llama3-8b"}, "did you mean \"capacity\"?\n  host:capcity=1GiB\n       ^~~~~~~\n"},
-		{[]string{"run", "--device_allocator=cachin", "llama3-8b"}, "--device_allocator: spec: unknown allocator \"cachin\" (valid: pool, raw, vmm, block, caching, fault, limit, mint, reuse); did you mean \"caching\"?\n  cachin\n  ^~~~~~\n"},
+		{[]string{"run", "--device_allocator=cachin", "llama3-8b"}, "--device_allocator: spec: unknown allocator \"cachin\" (valid: pool, raw, vmm, block, caching, fault, limit, mint, reuse, scope); did you mean \"caching\"?\n  cachin\n  ^~~~~~\n"},
 		{[]string{"run", "--device_allocator=block+raw", "llama3-8b"}, "raw is a source: it must be the first layer\n  block+raw\n        ^~~\n"},
 		{[]string{"devices", "host"}, "devices takes no arguments, got \"host\""},
 		{[]string{"version", "1"}, "version takes no arguments"},
@@ -336,7 +336,7 @@ func TestListsInJSON(t *testing.T) {
 	require.NotEmpty(t, l.Options)
 
 	r = halyard(t, "allocators", "--format=json")
-	require.Equal(t, 9, strings.Count(r.out, "\n"))
+	require.Equal(t, 10, strings.Count(r.out, "\n"))
 }
 
 func TestInterrupted(t *testing.T) {
