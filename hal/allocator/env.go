@@ -45,7 +45,8 @@ type VirtualMemory interface {
 }
 
 // Virtual is a heap's pages and addresses, counted by the source. Calls must not be
-// made under a lock; outcomes are OK, Exhausted or Lost.
+// made under a lock; outcomes are OK, Exhausted, Lost, or OverLimit from a layer
+// between.
 type Virtual interface {
 	// Granularity is the size of a page.
 	Granularity() memory.Bytes

@@ -23,6 +23,9 @@ type Layer struct {
 	// Slabs says that it takes memory in large pieces and hands out parts. Right above
 	// the source it decides which source is the default: see [Registry.Build].
 	Slabs bool
+	// Pages says that it lets a layer above have the pages of a source below, or counts
+	// them itself: the default source is chosen as if it were not there.
+	Pages bool
 	// Last says that no layer can stand above it: it takes back handles by itself, and
 	// one above would have given out others.
 	Last bool

@@ -37,8 +37,8 @@ type namedLayer struct {
 // Build makes the stack that specs describe, innermost first. Each spec is one
 // layer or several joined by '+'. Without any, the stack is block over the
 // device's best source. A list that doesn't begin with a source gets one put
-// under it: the device's best to suballocate from if the innermost layer takes
-// slabs, else its best for requests as they come.
+// under it: the device's best to suballocate from if the innermost layer (but for
+// those that let pages through) takes slabs, else its best for requests as they come.
 //
 // Errors are [*spec.Error], which show the place, or of a layer's constructor.
 func (r *Registry) Build(env *Env, specs ...string) (*Stack, error) {
@@ -52,7 +52,8 @@ func (r *Registry) Build(env *Env, specs ...string) (*Stack, error) {
 	info := env.Device.Info()
 	if !parsed[0].layer.Source {
 		name := info.Direct
-		if parsed[0].layer.Slabs && len(info.Sources) > 0 {
+		first := slices.IndexFunc(parsed, func(p parsedLayer) bool { return !p.layer.Pages })
+		if first >= 0 && parsed[first].layer.Slabs && len(info.Sources) > 0 {
 			name = info.Sources[0]
 		}
 		if name == "" {

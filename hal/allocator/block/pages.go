@@ -314,7 +314,7 @@ func (ar *arena) growPages(r *allocator.Request, need, align memory.Bytes) (uint
 			} else {
 				ar.undoLocked(&g)
 			}
-			if o != allocator.Exhausted {
+			if o != allocator.Exhausted && o != allocator.OverLimit {
 				ar.unlock()
 				return ar.fail(r, o, queue.Frontier{})
 			}

@@ -31,6 +31,7 @@ import (
 var Layer = allocator.Layer{
 	Table: Table,
 	Mints: true,
+	Pages: true,
 	New: func(base allocator.Allocator, _ *allocator.Env, v *spec.Values) (allocator.Allocator, error) {
 		return New(base, FromValues(v))
 	},

@@ -48,6 +48,7 @@ import (
 var Layer = allocator.Layer{
 	Table: Table,
 	Mints: true,
+	Pages: true,
 	New: func(base allocator.Allocator, env *allocator.Env, v *spec.Values) (allocator.Allocator, error) {
 		c, err := FromValues(v)
 		if err != nil {
@@ -197,7 +198,9 @@ var (
 	_ allocator.LiveLister   = (*Allocator)(nil)
 	_ allocator.PeakResetter = (*Allocator)(nil)
 	_ allocator.Reserver     = (*Allocator)(nil)
-	_ allocator.Checker      = (*Allocator)(nil)
+
+	_ allocator.VirtualMemory = (*Allocator)(nil)
+	_ allocator.Checker       = (*Allocator)(nil)
 )
 
 // New returns a limit over base.
@@ -415,12 +418,65 @@ func (a *Allocator) Close() error { return nil }
 // Live implements [allocator.LiveLister].
 func (a *Allocator) Live(yield func(allocator.Block, allocator.Info) bool) { a.slots.Live(yield) }
 
-// Pass implements [allocator.Passer]. Pages mapped past the limit would not count.
-func (a *Allocator) Pass(capability any) allocator.Allocator {
-	if _, ok := capability.(*allocator.VirtualMemory); ok {
+// Pass implements [allocator.Passer].
+func (a *Allocator) Pass(any) allocator.Allocator { return a.base }
+
+// Virtual implements [allocator.VirtualMemory]: the base's, if it has any, whose pages
+// count.
+func (a *Allocator) Virtual(heap int) allocator.Virtual {
+	base, ok := allocator.As[allocator.VirtualMemory](a.base)
+	if !ok {
 		return nil
 	}
-	return a.base
+	v := base.Virtual(heap)
+	if v == nil {
+		return nil
+	}
+	return &virtual{v, a, key{heap: heap}}
+}
+
+// virtual counts the pages that a layer above maps for itself.
+type virtual struct {
+	allocator.Virtual
+	limit *Allocator
+	key   key
+}
+
+// Grow implements [allocator.Virtual].
+func (v *virtual) Grow(addr uint64, n int) allocator.Outcome {
+	a, size := v.limit, memory.Bytes(n)*v.Granularity()
+	a.mu.Lock()
+	drawn, ok := a.claimLocked(v.key, size)
+	if !ok {
+		a.stats.Failed++
+		a.mu.Unlock()
+		return allocator.OverLimit
+	}
+	a.mu.Unlock()
+	o := v.Virtual.Grow(addr, n)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if o != allocator.OK {
+		a.unclaimLocked(v.key, size, drawn)
+		a.stats.Failed++
+		return o
+	}
+	a.stats.Live += size
+	a.stats.PeakLive = max(a.stats.PeakLive, a.stats.Live)
+	return o
+}
+
+// Shrink implements [allocator.Virtual].
+func (v *virtual) Shrink(addr uint64, n int) allocator.Outcome {
+	o := v.Virtual.Shrink(addr, n)
+	if o == allocator.OK {
+		size := memory.Bytes(n) * v.Granularity()
+		v.limit.mu.Lock()
+		v.limit.countLocked(v.key, -size)
+		v.limit.stats.Live -= size
+		v.limit.mu.Unlock()
+	}
+	return o
 }
 
 // Stats implements [allocator.Allocator].

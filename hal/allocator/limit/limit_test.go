@@ -50,7 +50,9 @@ func TestACapHolds(t *testing.T) {
 		{"block+limit:host_local=3MiB,*=max:7MiB/percent:50%", "3 MiB for heap host", hal.Params{Type: hal.HostLocal}},
 		{"block+limit:host_local=3MiB,*=max:7MiB/percent:50%", "7 MiB for heap device", hal.Params{}},
 		{"block+limit:tags=kv:2MiB;act:1MiB", `2 MiB for tag "kv"`, hal.Params{Tag: hal.InternTag("kv")}},
-		{"raw+limit:max=6MiB+caching", "6 MiB for all heaps", hal.Params{}}, // the cache counts
+		{"vmm+limit:max=6MiB+block", "6 MiB for all heaps", hal.Params{}},    // pages count
+		{"limit:percent=12.5%+block", "8 MiB for heap device", hal.Params{}}, // over vmm too
+		{"raw+limit:max=6MiB+caching", "6 MiB for all heaps", hal.Params{}},  // the cache counts
 	} {
 		d := open(t, c.stack)
 		c.p.Size = hal.MiB
@@ -188,4 +190,30 @@ func TestSpecsThatCantActAreErrors(t *testing.T) {
 	}
 	_, err := limit.New(nil, &allocator.Env{}, limit.Config{})
 	require.Error(t, err)
+}
+
+// Over pages, a cap makes block move whole free pages to where they are needed, as a
+// device that is full does.
+func TestPagesMoveUnderACap(t *testing.T) {
+	d, err := hal.Open("host:capacity=1GiB,granularity=64KiB", hal.WithAllocator("vmm+limit:max=4MiB+block"))
+	require.NoError(t, err)
+	var stay, keep []hal.Buffer
+	for i := range 64 { // 4 MiB, every other page of which is freed
+		b := alloc(t, d, hal.Params{Size: 64 * hal.KiB})
+		if i%2 == 0 {
+			stay = append(stay, b)
+			continue
+		}
+		keep = append(keep, b)
+	}
+	for _, b := range keep {
+		require.NoError(t, b.Release())
+	}
+	big := alloc(t, d, hal.Params{Size: 2 * hal.MiB})
+	require.NoError(t, d.Check())
+	for _, b := range append(stay, big) {
+		require.NoError(t, b.Release())
+	}
+	require.LessOrEqual(t, d.Stats().Source().PeakHeld, 4*hal.MiB)
+	require.NoError(t, d.Close(context.Background()))
 }

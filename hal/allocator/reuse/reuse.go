@@ -31,6 +31,7 @@ var Layer = allocator.Layer{
 		},
 	},
 	Mints: true,
+	Pages: true,
 	New: func(base allocator.Allocator, _ *allocator.Env, v *spec.Values) (allocator.Allocator, error) {
 		return New(base, Policy{
 			NoSame: !v.Bool("same"), NoOrdered: !v.Bool("ordered"), NoPolled: !v.Bool("polled"), Wait: v.Bool("wait"),
