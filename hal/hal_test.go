@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/halyard-go/halyard/hal"
+	"github.com/halyard-go/halyard/hal/allocator"
 	"github.com/halyard-go/halyard/hal/driver"
 	"github.com/halyard-go/halyard/hal/host"
 )
@@ -944,4 +946,31 @@ func TestCloseTellsWaitersWhenItsTimeIsUp(t *testing.T) {
 	close(gate)
 	require.NoError(t, d.Close(soon(t)))
 	require.NoError(t, s.Wait(soon(t), 1), "what was issued completed")
+}
+
+func TestPresetsStandForStacks(t *testing.T) {
+	for _, p := range hal.Allocators.Presets() {
+		d := open(t, "host:capacity=64MiB", "preset:"+p.Name)
+		require.Contains(t, d.Allocator(), strings.Split(p.Spec, ":")[0])
+		b := alloc(t, d, hal.MiB)
+		require.NoError(t, b.Release())
+	}
+	d := open(t, "host:capacity=64MiB", "pool+preset:benchmark+scope")
+	require.Equal(t, "pool+block+caching+scope", d.Allocator())
+	for text, want := range map[string]string{
+		"preset":                     "preset of what name?",
+		"preset:fast":                `unknown preset "fast" (valid: benchmark, server, edge)`,
+		"preset:benchmrk":            `did you mean "benchmark"`,
+		"block+preset:server+preset": "preset of what name?",
+	} {
+		_, err := hal.Open("host", hal.WithAllocator(text))
+		require.ErrorContains(t, err, want, text)
+	}
+	_, err := hal.Open("host", hal.WithAllocator("preset:help"))
+	var help *hal.HelpRequest
+	require.ErrorAs(t, err, &help)
+	require.Contains(t, help.Text, "preset:server")
+	require.ErrorContains(t, hal.Allocators.RegisterPreset(allocator.Preset{Name: "edge", Spec: "raw"}), "registered already")
+	require.ErrorContains(t, hal.Allocators.RegisterPreset(allocator.Preset{Name: "x", Spec: "rwa"}), "unknown allocator")
+	require.Error(t, hal.Allocators.RegisterPreset(allocator.Preset{Name: "X y", Spec: "raw"}))
 }

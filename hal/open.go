@@ -30,11 +30,23 @@ var (
 	Allocators = &allocator.Registry{}
 )
 
+// presets are stacks for who doesn't want to tune: see docs/tuning.md.
+var presets = []allocator.Preset{
+	{Name: "benchmark", Summary: "fastest: keeps everything", Spec: "block+caching"},
+	{Name: "server", Summary: "bounded: leaves a tenth of each heap to others", Spec: "limit:percent=90%+block+caching:*=64MiB;1GiB;4096"},
+	{Name: "edge", Summary: "small: keeps 32 MiB, and gives back what is idle for 100 ms", Spec: "caching:*=8MiB;32MiB;256,waste=1.25,idle=100ms"},
+}
+
 func init() {
 	if err := Drivers.Register(host.Driver()); err != nil {
 		panic(err)
 	}
 	Allocators.MustRegister(raw.Layer, pool.Layer, vmm.Layer, block.Layer, caching.Layer, fault.Layer, limit.Layer, reuse.Layer, scope.Layer, allocator.Mint)
+	for _, p := range presets {
+		if err := Allocators.RegisterPreset(p); err != nil {
+			panic(err)
+		}
+	}
 }
 
 // Option changes how a device is opened.

@@ -118,4 +118,15 @@ func (r *Registry) Help(w io.Writer) {
 	}
 	_ = tw.Flush()
 	fmt.Fprintln(w, "\nNAME:help shows a layer's options.")
+	presets := r.Presets()
+	if len(presets) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nOr a preset, which stands for a stack:")
+	fmt.Fprintln(w)
+	for _, p := range presets {
+		fmt.Fprintf(tw, "  preset:%s\t%s\t%s\n", p.Name, p.Summary, p.Spec)
+	}
+	_ = tw.Flush()
+	fmt.Fprintln(w)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/halyard-go/halyard/hal/spec"
 )
@@ -36,8 +37,58 @@ type Layer struct {
 // Registry finds layers by name. Safe for concurrent use. The zero value is empty;
 // make one's own for tests, or take hal's default one.
 type Registry struct {
-	mu     sync.RWMutex
-	layers map[string]Layer
+	mu      sync.RWMutex
+	layers  map[string]Layer
+	presets []Preset
+}
+
+// Preset is a stack with a name: preset:NAME stands for it in a spec.
+type Preset struct {
+	Name, Summary, Spec string
+}
+
+// RegisterPreset adds a preset. Its spec must be one that the registry reads.
+func (r *Registry) RegisterPreset(p Preset) error {
+	if !spec.ValidName(p.Name) {
+		return fmt.Errorf("allocator: %q can't name a preset", p.Name)
+	}
+	if _, err := r.parse(p.Spec); err != nil {
+		return fmt.Errorf("allocator: preset %s: %w", p.Name, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.ContainsFunc(r.presets, func(q Preset) bool { return q.Name == p.Name }) {
+		return fmt.Errorf("allocator: preset %q is registered already", p.Name)
+	}
+	r.presets = append(r.presets, p)
+	return nil
+}
+
+// Presets lists the presets in the order in which they were registered.
+func (r *Registry) Presets() []Preset {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Clone(r.presets)
+}
+
+// expand returns the layers of the preset that an item names.
+func (r *Registry) expand(text string, it spec.Item) ([]parsedLayer, error) {
+	var names []string
+	for _, p := range r.Presets() {
+		if p.Name == it.Options {
+			return r.parse(p.Spec)
+		}
+		names = append(names, p.Name)
+	}
+	if it.Options == "help" {
+		return nil, r.help("")
+	}
+	e := &spec.Error{Text: text, Column: it.Column, Width: utf8.RuneCountInString(it.String()), Msg: fmt.Sprintf("unknown preset %q", it.Options),
+		Valid: names, Nearest: spec.Nearest(it.Options, names)}
+	if it.Options == "" {
+		e.Msg = "preset of what name?"
+	}
+	return nil, e
 }
 
 // Register adds a kind of layer. A missing table, name or constructor and a name

@@ -125,6 +125,18 @@ func (r *Registry) parse(specs ...string) ([]parsedLayer, error) {
 	var out []parsedLayer
 	for i, it := range items {
 		l, ok := r.Get(it.Name)
+		if it.Name == "preset" && !ok && len(r.Presets()) > 0 {
+			layers, err := r.expand(text, it)
+			if err != nil {
+				return nil, err
+			}
+			if layers[0].layer.Source && len(out) > 0 {
+				return nil, &spec.Error{Text: text, Column: it.Column, Width: len(it.Name),
+					Msg: fmt.Sprintf("preset:%s begins with a source: it must be the first item", it.Options)}
+			}
+			out = append(out, layers...)
+			continue
+		}
 		if it.Name == "help" && !ok {
 			return nil, r.help("")
 		}
@@ -140,7 +152,7 @@ func (r *Registry) parse(specs ...string) ([]parsedLayer, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.Source && i > 0 {
+		if l.Source && len(out) > 0 {
 			return nil, &spec.Error{Text: text, Column: it.Column, Width: len(it.Name),
 				Msg: fmt.Sprintf("%s is a source: it must be the first layer", it.Name)}
 		}
