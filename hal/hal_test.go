@@ -974,3 +974,29 @@ func TestPresetsStandForStacks(t *testing.T) {
 	require.ErrorContains(t, hal.Allocators.RegisterPreset(allocator.Preset{Name: "x", Spec: "rwa"}), "unknown allocator")
 	require.Error(t, hal.Allocators.RegisterPreset(allocator.Preset{Name: "X y", Spec: "raw"}))
 }
+
+func TestAnOOMNamesWhoHasTheMemory(t *testing.T) {
+	onEveryStack(t, "host:capacity=64MiB", func(t *testing.T, d *hal.Device) {
+		kv, act := hal.InternTag("kv"), hal.InternTag("activations")
+		var live []hal.Buffer
+		for i := range 6 {
+			p := hal.Params{Size: 8 * hal.MiB, Tag: kv}
+			if i > 3 {
+				p.Tag = act
+			}
+			b, err := d.Allocate(soon(t), p)
+			require.NoError(t, err)
+			live = append(live, b)
+		}
+		live = append(live, alloc(t, d, hal.MiB))
+		_, err := d.Allocate(soon(t), hal.Params{Size: 20 * hal.MiB, Tag: act})
+		var oom *hal.OOMError
+		require.ErrorAs(t, err, &oom)
+		require.Equal(t, "activations", oom.Tag)
+		require.Len(t, oom.TopTags, 3)
+		require.ErrorContains(t, err, "live by tag: kv 32 MiB in 4, activations 16 MiB in 2, untagged 1 MiB in 1\n")
+		for _, b := range live {
+			require.NoError(t, b.Release())
+		}
+	})
+}

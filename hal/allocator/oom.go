@@ -1,8 +1,10 @@
 package allocator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,6 +80,8 @@ type OOMError struct {
 	DriverFree  memory.Bytes `json:"driver_free_bytes"`  // Unknown if it could not be read
 	DriverTotal memory.Bytes `json:"driver_total_bytes"` // Unknown if it could not be read
 
+	TopTags []TagBytes `json:"top_tags"` // who has most of what is live, at most five
+
 	StoppedBy string `json:"stopped_by"` // the limit or the driver
 	Rungs     []Rung `json:"rungs"`      // what was tried, and what it gained
 	Stack     string `json:"stack"`      // the effective stack
@@ -85,6 +89,58 @@ type OOMError struct {
 	Cause     error  `json:"-"`
 
 	tooLarge bool
+}
+
+// TagBytes is what is live under one tag.
+type TagBytes struct {
+	Tag     string       `json:"tag"` // empty: none
+	Bytes   memory.Bytes `json:"bytes"`
+	Buffers int          `json:"buffers"`
+}
+
+func (t TagBytes) String() string {
+	name := t.Tag
+	if name == "" {
+		name = "untagged"
+	}
+	return fmt.Sprintf("%s %s in %d", name, t.Bytes.Human(), t.Buffers)
+}
+
+// topTags bounds how many tags a report names, and maxCounted how many buffers it
+// looks at: a report is made while somebody waits.
+const (
+	topTags    = 5
+	maxCounted = 1 << 16
+)
+
+// tags sums up what is live by tag, largest first.
+func (s *Stack) tags() []TagBytes {
+	by := map[Tag]*TagBytes{}
+	for _, l := range slices.Backward(s.layers) {
+		lister, ok := l.Allocator.(LiveLister)
+		if !ok {
+			continue
+		}
+		n := 0
+		lister.Live(func(_ Block, i Info) bool {
+			t := by[i.Tag]
+			if t == nil {
+				t = &TagBytes{Tag: i.Tag.String()}
+				by[i.Tag] = t
+			}
+			t.Bytes += i.Asked
+			t.Buffers++
+			n++
+			return n < maxCounted
+		})
+		break // what layers below have out is this one's
+	}
+	list := make([]TagBytes, 0, len(by))
+	for _, t := range by {
+		list = append(list, *t)
+	}
+	slices.SortFunc(list, func(a, b TagBytes) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Tag, b.Tag)) })
+	return list[:min(len(list), topTags)]
 }
 
 // Is makes every OOMError match [ErrOutOfMemory], and one for more than the device
@@ -113,6 +169,13 @@ func (e *OOMError) Error() string {
 	}
 	fmt.Fprintf(&b, "\n  live %s, held %s: cached %s, pending %s, largest free %s",
 		e.Live.Human(), e.Held.Human(), e.Cached.Human(), e.Pending.Human(), e.LargestFree.Human())
+	if len(e.TopTags) > 1 || len(e.TopTags) == 1 && e.TopTags[0].Tag != "" {
+		parts := make([]string, len(e.TopTags))
+		for i, t := range e.TopTags {
+			parts[i] = t.String()
+		}
+		fmt.Fprintf(&b, "\n  live by tag: %s", strings.Join(parts, ", "))
+	}
 	if e.Unsignalled > 0 {
 		fmt.Fprintf(&b, "\n  %s behind unsignalled work: its release was submitted but waits for a signal that nobody has submitted", e.Unsignalled.Human())
 	}
@@ -214,7 +277,7 @@ func (s *Stack) oom(l *ladder) *OOMError {
 		Device: s.env.Device.Info().Name, Heap: s.heapName(l.r), Queue: l.r.Who.Queue, Tag: l.r.Who.Tag.String(),
 		Asked: l.r.Size, Align: l.r.Kind.Align(),
 		Unsignalled: s.unsent(), DriverFree: Unknown, DriverTotal: Unknown,
-		Rungs: l.rungs, Stack: s.String(), Cause: l.cause,
+		Rungs: l.rungs, Stack: s.String(), Cause: l.cause, TopTags: s.tags(),
 	}
 	counted := false
 	for _, st := range s.Stats() { // outermost first
