@@ -33,6 +33,7 @@ type Device struct {
 	failed atomic.Uint64             // allocations that failed for want of memory
 
 	closing atomic.Bool
+	lost    atomic.Pointer[error] // set once, when a queue says so
 
 	// What never enters the stack: buffers of no bytes, and imported memory.
 	ownMu sync.Mutex // leaf
@@ -64,7 +65,7 @@ type owned struct {
 type Params struct {
 	Size   Bytes      // 0 is valid: such a buffer holds no memory
 	Align  Bytes      // a power of two; 0 is 256
-	Type   MemoryType // bits that the heap must have; 0 is device-local
+	Type   MemoryType // bits that the heap must have; 0 is device-local, or host-visible if Usage has mapping
 	Usage  Usage      // uses that the heap must allow; 0 is any
 	Access Access     // a hint to layers; 0 is any
 	Tag    Tag        // 0: the tag that the context carries, if any
@@ -144,6 +145,9 @@ func (d *Device) request(ctx context.Context, p *Params, q queue.ID) (allocator.
 func (d *Device) allocate(ctx context.Context, r allocator.Request) (allocator.Block, queue.Frontier, error) {
 	if d.closing.Load() {
 		return allocator.Block{}, queue.Frontier{}, fmt.Errorf("hal: device %s: %w", d.info.Name, ErrClosed)
+	}
+	if lost := d.lost.Load(); lost != nil { // what is idle may be in use by what never ends
+		return allocator.Block{}, queue.Frontier{}, fmt.Errorf("hal: device %s: %w", d.info.Name, *lost)
 	}
 	if r.Size == 0 {
 		return d.mintOwn(owned{}, &r), queue.ReadyNow(), nil
@@ -449,6 +453,8 @@ func (h hook) Use(op *queue.Op, at queue.Point) error {
 	}
 	return nil
 }
+
+func (h hook) Lost(cause error) { h.lost.CompareAndSwap(nil, &cause) }
 
 func (h hook) Free(ref queue.Ref, at queue.Point) {
 	k, _ := ref.Keeper.(*allocator.Keeper)

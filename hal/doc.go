@@ -3,11 +3,10 @@
 //
 //	dev, err := hal.Open("host:capacity=24GiB", hal.WithAllocator("block+caching"))
 //	q := dev.Queue(0)
-//	done := hal.NewSemaphore(0)
 //	buf, err := q.Alloca(ctx, hal.Params{Size: 8 * hal.MiB}, nil, nil)
-//	err = q.Fill(buf.All(), []byte{0}, nil, done.At(1))
-//	err = q.Dealloca(buf, nil, done.At(2))
-//	err = done.Wait(ctx, 2)
+//	err = q.Fill(buf.All(), []byte{0}, nil, nil)
+//	err = q.Dealloca(buf, nil, nil)
+//	err = q.Drain(ctx) // and tells of operations that failed
 //	err = dev.Close(ctx)
 //
 // # Devices, queues, buffers
@@ -38,8 +37,8 @@
 // waits for what it was to signal, tell them with [Semaphore.Fail]. An operation that
 // was accepted and fails later fails its signal list with the cause, so nobody waits
 // forever, and one without a signal list is reported by the next [Queue.Drain]. So
-// signal the operations whose failure matters, as the Fill above: a failure does not
-// stop the operations behind it. Conditions are told apart with errors.Is, and
+// signal the operations whose failure somebody must act on: a failure does not stop
+// the operations behind it. Conditions are told apart with errors.Is, and
 // [OOMError] and [LeakError] are found with errors.As: they may be wrapped or joined.
 //
 // # Concurrency

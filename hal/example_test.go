@@ -74,7 +74,7 @@ func Example_flag() {
 	// vmm+block+caching:device_local=max_alloc:1GiB/capacity:4GiB/count:64
 	// hal: open host: spec: unknown allocator "cachng" (valid: pool, raw, vmm, block, caching, fault, limit, mint, reuse, scope); did you mean "caching"?
 	//   cachng
-	//   ^~~~~~
+	//   ^~~~~~ column 1
 }
 
 func check(err error) {

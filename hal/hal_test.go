@@ -1000,3 +1000,36 @@ func TestAnOOMNamesWhoHasTheMemory(t *testing.T) {
 		}
 	})
 }
+
+// Nothing is handed out after the loss of the device, not even what a layer has idle:
+// work that never ends may still touch it.
+func TestNothingIsHandedOutAfterALoss(t *testing.T) {
+	for _, stack := range stacks {
+		drv, err := host.Open(host.Config{Capacity: 64 << 20, Queues: 2})
+		require.NoError(t, err)
+		var opts []hal.Option
+		if stack != "" {
+			opts = append(opts, hal.WithAllocator(stack))
+		}
+		d, err := hal.OpenDriver(drv, opts...)
+		require.NoError(t, err)
+		q := d.Queue(0)
+		b, err := q.Alloca(soon(t), hal.Params{Size: hal.MiB}, nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, q.Dealloca(b, nil, nil))
+		kept := alloc(t, d, hal.MiB)
+		cause := errors.New("pulled out")
+		drv.Lose(cause)
+		for _, size := range []hal.Bytes{0, 1, hal.MiB} {
+			_, err := d.Allocate(soon(t), hal.Params{Size: size})
+			require.ErrorIs(t, err, hal.ErrLost, stack)
+			require.ErrorIs(t, err, cause, stack)
+			_, err = q.Alloca(soon(t), hal.Params{Size: size}, nil, nil)
+			require.ErrorIs(t, err, hal.ErrLost, stack)
+			_, err = q.Allocate(soon(t), hal.Params{Size: size})
+			require.ErrorIs(t, err, hal.ErrLost, stack)
+		}
+		require.NoError(t, kept.Release(), "frees are bookkeeping")
+		require.NoError(t, d.Close(soon(t)))
+	}
+}

@@ -306,6 +306,11 @@ func (s *Stack) oom(l *ladder) *OOMError {
 		e.StoppedBy = "the caller's context, while waiting for pending frees"
 	}
 	e.Advice = advice(e, l.outcome)
+	if v, ok := s.layers[0].Allocator.(VirtualMemory); ok && l.outcome != OverLimit && l.cause == nil && e.Asked <= e.DriverTotal {
+		if pages := v.Virtual(l.r.Kind.Heap()); pages != nil && e.DriverTotal < 16*pages.Granularity() {
+			e.Advice = fmt.Sprintf("pages of %v are large for a heap of %s, and partly used ones can't be shared out: smaller pages (on host: granularity=64KiB), or block over another source", pages.Granularity(), e.DriverTotal.Human())
+		}
+	}
 	return e
 }
 

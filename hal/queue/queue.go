@@ -122,6 +122,12 @@ type Hook interface {
 	Keep(ref Ref, cause error)
 }
 
+// LossHook is what a [Hook] implements that wants to know when its device is lost.
+type LossHook interface {
+	// Lost is called under the issue lock with the cause, which matches [ErrLost].
+	Lost(cause error)
+}
+
 // Options are what a queue is made of.
 type Options struct {
 	Executor func(*Queue) Executor
@@ -595,6 +601,9 @@ func (q *Queue) shut(err error, lose bool) {
 	switch {
 	case lose && q.lost.Load() == nil:
 		q.lost.Store(&err)
+		if h, ok := q.hook.(LossHook); ok {
+			h.Lost(err)
+		}
 		for i := range q.flight.n {
 			failAll(q.flight.at(i).signal, err, &e)
 		}

@@ -32,11 +32,12 @@ type Error struct {
 	Err     error    // the cause, if another package found the fault
 }
 
-// Error returns the message, the text, and a caret under the offending part:
+// Error returns the message, the text, and a caret under the offending part, with its
+// column:
 //
 //	spec: unknown option "capacty" (valid: capacity, count, max_alloc); did you mean "capacity"?
 //	  caching:capacty=1GiB
-//	          ^~~~~~~
+//	          ^~~~~~~ column 9
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("spec: ")
@@ -54,6 +55,7 @@ func (e *Error) Error() string {
 		b.WriteString(strings.Repeat(" ", max(0, e.Column-1)))
 		b.WriteByte('^')
 		b.WriteString(strings.Repeat("~", max(0, e.Width-1)))
+		fmt.Fprintf(&b, " column %d", e.Column)
 	}
 	return b.String()
 }

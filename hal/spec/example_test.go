@@ -32,7 +32,7 @@ func Example() {
 	// 16GiB false
 	// spec: unknown option "mx" (valid: max, strict); did you mean "max"?
 	//   limit:mx=16GiB
-	//         ^~
+	//         ^~ column 7
 }
 
 // A stack is parsed item by item; errors point into the whole text.
@@ -56,7 +56,7 @@ func ExampleSplit() {
 	// raw
 	// spec: option "depth": 0 is out of range (want 1..1024)
 	//   raw+caching:device_local=1gib;4gib,depth=0
-	//                                            ^
+	//                                            ^ column 42
 }
 
 // Heap items keep their order, and have getters of their own.

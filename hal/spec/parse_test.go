@@ -2,6 +2,7 @@ package spec_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -286,7 +287,7 @@ func TestErrors(t *testing.T) {
 			require.Error(t, err)
 			assert.Nil(t, v)
 			line := strings.NewReplacer("\x01", "\ufffd", "\xff", "\ufffd").Replace(tt.in)
-			assert.Equal(t, "spec: "+tt.msg+"\n  "+line+"\n  "+tt.caret, err.Error())
+			assert.Equal(t, "spec: "+tt.msg+"\n  "+line+"\n  "+tt.caret+fmt.Sprintf(" column %d", strings.Index(tt.caret, "^")+1), err.Error())
 		})
 	}
 }
@@ -353,16 +354,16 @@ func TestValidate(t *testing.T) {
 	assert.ErrorIs(t, err, errClash)
 	assert.EqualError(t, err, `spec: keep and max_bytes exclude each other: clash
   caching:depth=9,keep=5%,max_bytes=1k
-                  ^~~~~~~`)
+                  ^~~~~~~ column 17`)
 	_, err = table.Parse("depth=9,DEVICE_LOCAL=*;1k")
 	assert.EqualError(t, err, `spec: max_alloc can't exceed the capacity
   caching:depth=9,DEVICE_LOCAL=*;1k
-                  ^~~~~~~~~~~~~~~~~`)
+                  ^~~~~~~~~~~~~~~~~ column 17`)
 	_, err = table.Parse("label=bad")
 	assert.ErrorIs(t, err, errClash)
 	assert.EqualError(t, err, `spec: caching: clash
   caching:label=bad
-  ^~~~~~~~~~~~~~~~~`)
+  ^~~~~~~~~~~~~~~~~ column 1`)
 
 	// After a change by Set the error shows the values, not the stale text.
 	v, err := table.Parse("keep=5%")
@@ -370,7 +371,7 @@ func TestValidate(t *testing.T) {
 	require.NoError(t, v.Set("max_bytes", "1k"))
 	assert.EqualError(t, v.Validate(), `spec: keep and max_bytes exclude each other: clash
   caching:max_bytes=1KiB,keep=5%
-  ^~~~~~~~~~~~~~~~~~~~~~~~~~~~~~`)
+  ^~~~~~~~~~~~~~~~~~~~~~~~~~~~~~ column 1`)
 }
 
 func TestSet(t *testing.T) {

@@ -1,6 +1,7 @@
 package spec_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -52,7 +53,7 @@ func TestSplitErrors(t *testing.T) {
 	} {
 		items, err := spec.Split(tt.in)
 		assert.Nil(t, items, tt.in)
-		assert.EqualError(t, err, "spec: "+tt.msg+"\n  "+tt.in+"\n  "+tt.caret)
+		assert.EqualError(t, err, "spec: "+tt.msg+"\n  "+tt.in+"\n  "+tt.caret+fmt.Sprintf(" column %d", strings.Index(tt.caret, "^")+1))
 	}
 	_, err := spec.Split("")
 	assert.EqualError(t, err, "spec: empty specification (want NAME[:OPTIONS])")

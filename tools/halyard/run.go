@@ -47,8 +47,8 @@ device:
   queued          alloca and dealloca as queue operations, stream S on queue
                   S mod N; its last pass is timed until the queues have drained
   queue-verified  the queued run with every buffer checked, only with --verify
-A pass is the whole trace; at its end what is still live is released. A request
-that fails is counted, and its free skipped.
+A pass is the whole trace; at its end what is still live is released, which counts
+as frees and not as events. A request that fails is counted, and its free skipped.
 
 --verify keeps a map of which addresses are live and marks both ends of every
 buffer by queue operations: a buffer over another one, or a marked byte that has
