@@ -22,8 +22,8 @@ var suites = []struct {
 	name, dir string
 	args      []string
 }{
-	{"programs", "hal/haltest", []string{"-test.run=TestProgress", "-rapid.checks=1500", "-rapid.shrinktime=1s", "-rapid.nofailfile"}},
-	{"histories", "hal/haltest", []string{"-test.run=TestAttack", "-rapid.checks=4000", "-rapid.shrinktime=1s", "-rapid.nofailfile"}},
+	{"programs", "hal/haltest", []string{"-test.run=^TestProgress$", "-rapid.checks=1500", "-rapid.shrinktime=1s", "-rapid.nofailfile"}},
+	{"histories", "hal/haltest", []string{"-test.run=^TestAttack$", "-rapid.checks=4000", "-rapid.shrinktime=1s", "-rapid.nofailfile"}},
 	{"queue", "hal/queue", nil},
 	{"caching", "hal/allocator/caching", []string{"-rapid.shrinktime=1s", "-rapid.nofailfile"}},
 	{"block", "hal/allocator/block", []string{"-rapid.shrinktime=1s", "-rapid.nofailfile"}},
