@@ -255,7 +255,7 @@ func history(t *rapid.T, shards int) {
 		},
 		"free": func(t *rapid.T) {
 			if len(live) == 0 {
-				t.Skip("nothing live")
+				return // nothing live
 			}
 			i := rapid.IntRange(0, len(live)-1).Draw(t, "which")
 			b := live[i]
@@ -275,7 +275,7 @@ func history(t *rapid.T, shards int) {
 		},
 		"use": func(t *rapid.T) {
 			if len(live) == 0 {
-				t.Skip("nothing live")
+				return // nothing live
 			}
 			b := live[rapid.IntRange(0, len(live)-1).Draw(t, "which")]
 			f := issue(pick())
@@ -289,7 +289,7 @@ func history(t *rapid.T, shards int) {
 		"learn": func(t *rapid.T) {
 			from, to := pick(), pick()
 			if from.ID() == to.ID() {
-				t.Skip("one queue")
+				return // one queue
 			}
 			s := queue.NewSemaphore(0)
 			_, _, err := from.Submit(&queue.Op{}, nil, s.At(1))
@@ -308,7 +308,7 @@ func history(t *rapid.T, shards int) {
 		},
 		"stale": func(t *rapid.T) {
 			if len(dead) == 0 {
-				t.Skip("nothing dead")
+				return // nothing dead
 			}
 			b := dead[rapid.IntRange(0, len(dead)-1).Draw(t, "which")]
 			require.Equal(t, allocator.Stale, a.Free(b, queue.ReadyNow()))
