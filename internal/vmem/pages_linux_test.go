@@ -698,7 +698,7 @@ func checkAgainstModel(t *rapid.T) {
 		},
 		"free": func(t *rapid.T) {
 			if len(order) == 0 {
-				t.Skip()
+				return
 			}
 			h := rapid.SampledFrom(order).Draw(t, "handle")
 			var expect error
@@ -711,7 +711,7 @@ func checkAgainstModel(t *rapid.T) {
 		},
 		"map": func(t *rapid.T) {
 			if len(order) == 0 {
-				t.Skip()
+				return
 			}
 			// Mostly of the youngest, which are alive and in a row.
 			from := rapid.IntRange(0, len(order)-1).Draw(t, "from")
